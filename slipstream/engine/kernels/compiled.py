@@ -15,9 +15,11 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
+"""Of the numbers of a pass; weights may be BYTES."""
+BYTES = 2
 FEW = 1 << 18
 """Multiplications that one thread has done before others have woken up."""
 

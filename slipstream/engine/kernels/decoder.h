@@ -12,7 +12,7 @@ struct block {
     float attention_epsilon, feed_epsilon, query_epsilon, key_epsilon;
 };
 
-/* A pass over `tokens` tokens. All arrays but `written` are of one kind. */
+/* A pass over `tokens` tokens. All arrays but `written` and `wide` are of one kind. */
 struct pass {
     const struct block *blocks;
     const struct part *parts;
@@ -24,6 +24,7 @@ struct pass {
     char *found;               /* [tokens, heads * group * dim] */
     char *gates;               /* [tokens, 2 * feed] */
     char *fed;                 /* [tokens, feed] */
+    float *wide;               /* [tokens, the most input features]: bf16 as floats, for weights that are bytes */
     long layers, part_count, tokens, hidden, feed, kind;
     long few; /* multiplications that one thread has done before others have woken up */
     long threads;
@@ -168,7 +169,12 @@ static void for_rows(rowwise *each, const struct pass *p, const struct block *b)
 
 static void multiply(const struct pass *p, const struct product *product, const char *x, char *y)
 {
-    long pair = product->kind == FLOATS ? 1 : 2, work = product->features * product->depth * pair * p->tokens;
+    long pair = product->kind == PAIRS ? 2 : 1, work = product->features * product->depth * pair * p->tokens;
+    if (product->kind == BYTES && p->kind == PAIRS) {
+        for (long i = 0; i < p->tokens * product->depth; i++)
+            p->wide[i] = from_bf16(((const unsigned short *)x)[i]);
+        x = (const char *)p->wide;
+    }
     slipstream_multiply(product, x, y, p->tokens, work > p->few ? p->threads : 1, p->run);
 }
 

@@ -45,7 +45,7 @@ class _Pass(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("blocks", "parts", "written", "cosine", "sine", "x")),
-        *((name, ctypes.c_void_p) for name in ("normed", "states", "found", "gates", "fed")),
+        *((name, ctypes.c_void_p) for name in ("normed", "states", "found", "gates", "fed", "wide")),
         *((name, ctypes.c_long) for name in ("layers", "part_count", "tokens", "hidden", "feed", "kind")),
         ("few", ctypes.c_long),
         ("threads", ctypes.c_long),
@@ -62,6 +62,7 @@ class PackedLayers:
         self._hidden, self._feed = first.down.features, first.gate_up.features // 2
         self._widths = (self._hidden, first.qkv.features, first.out.depth, 2 * self._feed, self._feed)
         """Of the buffers of a pass: normed, states, found, gates, fed."""
+        self._widest = max(self._hidden, first.out.depth, self._feed)
         self._attention: tuple[PagedAttention, ...] = ()
         self._blocks = (_Block * len(layers))()
 
@@ -80,11 +81,21 @@ class PackedLayers:
         places = [room.data_ptr()]
         for width in self._widths[:-1]:
             places.append(places[-1] + tokens * width * x.element_size())
+        wide = torch.empty(tokens * self._widest if x.dtype is torch.bfloat16 else 0)
         kernels = step.layers[0].kernels
         given = (parts.ctypes.data, step.parts.rows.data_ptr(), cosine.data_ptr(), sine.data_ptr(), x.data_ptr())
         sizes = (len(self._layers), len(parts), tokens, self._hidden, self._feed, KINDS[x.dtype])
         threads = torch.get_num_threads()
-        run = _Pass(ctypes.addressof(self._blocks), *given, *places, *sizes, compiled.FEW, threads, kernels.threads)
+        run = _Pass(
+            ctypes.addressof(self._blocks),
+            *given,
+            *places,
+            wide.data_ptr(),
+            *sizes,
+            compiled.FEW,
+            threads,
+            kernels.threads,
+        )
         kernels.decode(ctypes.byref(run))
         for layer in hidden:
             self._blocks[layer].kept = None

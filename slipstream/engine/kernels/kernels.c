@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { FLOATS = 0, PAIRS = 1 };
+enum { FLOATS = 0, PAIRS = 1, BYTES = 2 };
 enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 #define MOST_ROWS 256
 #define CHUNK 128 /* input features whose weights stay in the first cache for all rows */
@@ -25,9 +25,11 @@ enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 struct product {
     const void *weights; /* [features / width, depth, width], features filled up with zeros */
     const float *bias;   /* [features], or null */
+    const float *scales; /* [features] of weights that are bytes, or null */
     long features;
-    long depth; /* input features; pairs of them in bf16 */
-    long kind;
+    long depth;  /* input features; pairs of them in bf16 */
+    long kind;   /* of the weights; bytes are multiplied with floats */
+    long result; /* kind of the result */
     long level;
 };
 
@@ -114,6 +116,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define MULTIPLY_ADD _mm256_fmadd_ps
 #define LOAD_PAIRS(p) _mm256_loadu_si256((const __m256i *)(p))
 #define SPREAD_PAIR _mm256_set1_epi32
+#define LOAD_BYTES(p) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
 #define EVEN(p) _mm256_castsi256_ps(_mm256_slli_epi32(p, 16))
 #define ODD(p) _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32((int)0xffff0000)))
 #include "set.h"
@@ -132,6 +135,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define MULTIPLY_ADD _mm512_fmadd_ps
 #define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
 #define SPREAD_PAIR _mm512_set1_epi32
+#define LOAD_BYTES(p) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define EVEN(p) _mm512_castsi512_ps(_mm512_slli_epi32(p, 16))
 #define ODD(p) _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32((int)0xffff0000)))
 #include "set.h"
@@ -150,6 +154,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define MULTIPLY_ADD _mm512_fmadd_ps
 #define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
 #define SPREAD_PAIR _mm512_set1_epi32
+#define LOAD_BYTES(p) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define DOT_PAIRS(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 #include "set.h"
 
@@ -182,7 +187,7 @@ static void work(void *argument)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 3;
+    return 4;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. */
@@ -207,7 +212,7 @@ typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
 /* y [rows, features] of x [rows, depth]; `run` is GOMP_parallel of the OpenMP that torch computes with. */
 void slipstream_multiply(const struct product *p, const char *x, char *y, long rows, unsigned threads, parallel *run)
 {
-    long width = slipstream_width(p->level), item = p->kind == FLOATS ? 4 : 2;
+    long width = slipstream_width(p->level), item = p->result == FLOATS ? 4 : 2;
     for (long row = 0; row < rows; row += MOST_ROWS) {
         struct job job = {p, x + row * p->depth * 4, y + row * p->features * item, rows - row, 0, 1, 0};
         if (job.rows > MOST_ROWS)

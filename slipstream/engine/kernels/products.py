@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from slipstream.engine.kernels import compiled
-from slipstream.engine.kernels.compiled import KINDS, Kernels
+from slipstream.engine.kernels.compiled import BYTES, KINDS, Kernels
 
 
 class _Product(ctypes.Structure):
@@ -17,9 +17,11 @@ class _Product(ctypes.Structure):
     _fields_ = (
         ("weights", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
         ("features", ctypes.c_long),
         ("depth", ctypes.c_long),
         ("kind", ctypes.c_long),
+        ("result", ctypes.c_long),
         ("level", ctypes.c_long),
     )
 
@@ -32,23 +34,32 @@ def multiplies(kernels: Kernels | None, weight: torch.Tensor) -> bool:
 
 
 class PackedProduct:
-    """x [T, in] -> [T, out], in the dtype of the weights. A row has the same bits in every product."""
+    """x [T, in] -> [T, out]. A row has the same bits in every product."""
 
-    def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """weight [out, in] for which there is a kernel; it is copied."""
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """weight [out, in] for which there is a kernel; it is copied. Weights in int8 have `scales` [out], and `dtype`
+        is that of rows and results, else it is that of the weights."""
         self.features, depth = weight.shape
-        self.depth, self._dtype = depth, weight.dtype
+        self.depth, self._dtype, self._narrow = depth, dtype or weight.dtype, scales is not None
         pair = 2 if weight.dtype is torch.bfloat16 else 1
         blocks = -(-self.features // kernels.width)
         filled = pad(weight, (0, 0, 0, blocks * kernels.width - self.features))
         self._weights = filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2).contiguous()
-        self._bias = None if bias is None else bias.float().contiguous()
+        self._bias, self._scales = (None if each is None else each.float().contiguous() for each in (bias, scales))
         self._struct = _Product(
             self._weights.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            *(None if each is None else each.data_ptr() for each in (self._bias, self._scales)),
             self.features,
             depth // pair,
-            KINDS[weight.dtype],
+            BYTES if self._narrow else KINDS[weight.dtype],
+            KINDS[self._dtype],
             kernels.level,
         )
         self.address = ctypes.addressof(self._struct)
@@ -63,8 +74,8 @@ class PackedProduct:
             raise ValueError(
                 f"rows have {depth} numbers of {x.dtype} on {x.device}, the weights {self.depth} of {self._dtype}."
             )
-        x = x.contiguous()
         out = x.new_empty((rows, self.features))
+        x = (x.float() if self._narrow else x).contiguous()
         threads = torch.get_num_threads() if rows > self._shared_from else 1
         self._multiply(self.address, x.data_ptr(), out.data_ptr(), rows, threads, self._threads)
         return out

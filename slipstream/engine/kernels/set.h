@@ -27,6 +27,7 @@
 #undef STORE
 #undef SPREAD
 #undef MULTIPLY_ADD
+#undef LOAD_BYTES
 #undef LOAD_PAIRS
 #undef SPREAD_PAIR
 #undef EVEN

@@ -8,18 +8,22 @@
     for (int line = 0; line < WIDTH; line += 16)   \
     __builtin_prefetch((const char *)(w) + AHEAD + 4 * line, 0, 3)
 
-/* x [rows, stride], w [depth, WIDTH], sums [rows, WIDTH] */
-TARGET ALWAYS void NAME(floats)(const float *x, long stride, const float *w, long depth, float *sums, const int rows)
+/* x [rows, stride], w [depth, WIDTH] of floats or bytes, sums [rows, WIDTH] */
+TARGET ALWAYS void NAME(floats)(const float *x, long stride, const char *w, long depth, float *sums, const int rows,
+                                const long kind)
 {
     V acc[TILE_ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++)
             acc[r][v] = LOAD(sums + r * WIDTH + v * LANES);
-    for (long k = 0; k < depth; k++, w += WIDTH) {
-        PREFETCH(w);
+    for (long k = 0; k < depth; k++, w += WIDTH * (kind == BYTES ? 1 : 4)) {
+        if (kind == BYTES)
+            __builtin_prefetch(w + AHEAD, 0, 3);
+        else
+            PREFETCH(w);
         V column[VECTORS];
         for (int v = 0; v < VECTORS; v++)
-            column[v] = LOAD(w + v * LANES);
+            column[v] = kind == BYTES ? LOAD_BYTES(w + v * LANES) : LOAD((const float *)w + v * LANES);
         for (int r = 0; r < rows; r++) {
             V each = SPREAD(x[r * stride + k]);
             for (int v = 0; v < VECTORS; v++)
@@ -71,7 +75,8 @@ TARGET ALWAYS void NAME(pairs)(const int *x, long stride, const int *w, long dep
 TARGET static void NAME(tile)(long kind, const char *x, long stride, const char *w, long depth, float *sums, int rows)
 {
 #define CASE(n) case n: \
-        if (kind == FLOATS) NAME(floats)((const float *)x, stride, (const float *)w, depth, sums, n); \
+        if (kind == FLOATS) NAME(floats)((const float *)x, stride, w, depth, sums, n, FLOATS); \
+        else if (kind == BYTES) NAME(floats)((const float *)x, stride, w, depth, sums, n, BYTES); \
         else NAME(pairs)((const int *)x, stride, (const int *)w, depth, sums, n); \
         break;
     switch (rows) {
@@ -89,23 +94,27 @@ TARGET static void NAME(block)(const struct product *p, const char *x, long rows
     float sums[MOST_ROWS * WIDTH];
     long groups = (rows + TILE_ROWS - 1) / TILE_ROWS, each = (rows + groups - 1) / groups;
     long chunk = groups == 1 ? p->depth : CHUNK;
-    const char *w = (const char *)p->weights + block * p->depth * WIDTH * 4;
+    long line = WIDTH * (p->kind == BYTES ? 1 : 4);
+    const char *w = (const char *)p->weights + block * p->depth * line;
     for (long i = 0; i < rows * WIDTH; i++)
         sums[i] = 0.0f;
     for (long k = 0; k < p->depth; k += chunk) {
         long depth = p->depth - k < chunk ? p->depth - k : chunk;
         for (long row = 0; row < rows; row += each)
-            NAME(tile)(p->kind, x + (row * p->depth + k) * 4, p->depth, w + k * WIDTH * 4, depth, sums + row * WIDTH,
+            NAME(tile)(p->kind, x + (row * p->depth + k) * 4, p->depth, w + k * line, depth, sums + row * WIDTH,
                        (int)(rows - row < each ? rows - row : each));
     }
     long first = block * WIDTH, count = p->features - first < WIDTH ? p->features - first : WIDTH;
     for (long row = 0; row < rows; row++) {
         float *sum = sums + row * WIDTH;
+        if (p->scales)
+            for (long i = 0; i < count; i++)
+                sum[i] *= p->scales[first + i];
         if (p->bias)
             for (long i = 0; i < count; i++)
                 sum[i] += p->bias[first + i];
         long at = row * p->features + first;
-        if (p->kind == FLOATS)
+        if (p->result == FLOATS)
             memcpy((float *)y + at, sum, count * sizeof(float));
         else
             for (long i = 0; i < count; i++)

@@ -79,10 +79,10 @@ def load_checkpoint(
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     info = _info(name, model, precision, parameters)
     forward: Forward | None = LibraryForward(model)
-    if lean and not quantised and fits(model):
+    if lean and quantised in ("", "int8") and fits(model):
         forward = lean_forward(model, layers, info.max_length)
     if forward is None:
-        return load_checkpoint(name, dtype, device, lean=False)
+        return load_checkpoint(name, dtype, device, quantisation, lean=False)
     return Checkpoint(forward, layers, info, place)
 
 

@@ -9,9 +9,11 @@ import torch
 
 from slipstream.engine.attention.packed import States, explicit_attention
 from slipstream.engine.attention.reads import HIDDEN
+from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_decoder import LeanDecoder
+from slipstream.engine.models.linear import quantised_bytes
 
 SEED = 20260
 FAR = 1 << 16
@@ -105,19 +107,27 @@ def lean_forward(model: Any, layers: list[AttentionLayer], length: int) -> LeanD
 
 
 def fits(model: Any) -> bool:
-    """True if the model has the parts of a Llama-like decoder and no others, all as they were loaded: plain weights of
-    one dtype on one device, without hooks."""
+    """True if the model has the parts of a Llama-like decoder and no others, all as they were loaded: weights of one
+    dtype on one device, plain or int8 where there are kernels, without hooks."""
     if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
         return False
     modules = dict(model.named_modules())
     if any(map(_hooked, modules.values())):
         return False
     weights = list(model.parameters())
-    if {type(weight) for weight in weights} != {torch.nn.Parameter}:
+    others = {id(weight) for weight in weights if type(weight) is not torch.nn.Parameter}
+    if others and (find_kernels() is None or not _in_bytes(modules, others)):
         return False
     if len({(weight.dtype, weight.device) for weight in weights}) != 1 or weights[0].dtype not in BOUNDS:
         return False
     return _shaped(modules) and _whole_heads(modules)
+
+
+def _in_bytes(modules: dict[str, Any], weights: set[int]) -> bool:
+    """True if `weights` are those of the layers' linear parts, all of them, and kernels of ours multiply them."""
+    linears = [part for name, part in modules.items() if any(name.endswith(f".{linear}") for linear in _LINEARS)]
+    kept = all(quantised_bytes(part.weight.detach()) is not None for part in linears)
+    return kept and {id(part.weight) for part in linears} == weights
 
 
 def _hooked(module: Any) -> bool:

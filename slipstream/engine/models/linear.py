@@ -23,12 +23,12 @@ class Linear:
 
     def __init__(self, parts: Sequence[torch.nn.Linear], *, keep: bool = False) -> None:
         """`keep` leaves the parts their weights: of embeddings tied to them."""
-        weight = parts[0].weight.detach() if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
+        weights = [part.weight.detach() for part in parts]
         biases = [part.bias.detach() for part in parts if part.bias is not None]
         if not keep:
             for part in parts:
                 del part.weight, part.bias
-        self._multiply = lay_out(weight, torch.cat(biases) if biases else None)
+        self._multiply = lay_out(weights, torch.cat(biases) if biases else None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(x)
@@ -39,12 +39,33 @@ class Linear:
         return self._multiply if isinstance(self._multiply, PackedProduct) else None
 
 
-def lay_out(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The products of the weight [out, in] by the fastest kernel that this machine has for it."""
+def lay_out(weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The products of the weights [out, in], one below the other, by the fastest kernel that this machine has."""
     kernels = find_kernels()
+    bytes_ = [quantised_bytes(weight) for weight in weights]
+    known = [each for each in bytes_ if each is not None]
+    if kernels is not None and len(known) == len(weights):
+        rows, scales = (torch.cat(column) for column in zip(*known, strict=True))
+        return PackedProduct(kernels, rows, bias, scales, weights[0].dtype)
+    weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
     if kernels is not None and multiplies(kernels, weight):
         return PackedProduct(kernels, weight, bias)
     return OneDnn(weight, bias) if packs(weight) else lambda x: linear(x, weight, bias)
+
+
+def quantised_bytes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """int8 [out, in] and scales [out] of a weight that torchao has quantised symmetrically, a row at a time; None for
+    any other."""
+    numbers, scales = getattr(weight, "qdata", None), getattr(weight, "scale", None)
+    if not isinstance(numbers, torch.Tensor) or not isinstance(scales, torch.Tensor) or numbers.dtype is not torch.int8:
+        return None
+    moved, rescaled = getattr(weight, "zero_point", None), getattr(weight, "act_pre_scale", None)
+    steps = getattr(weight, "act_quant_kwargs", None)
+    if scales.numel() != numbers.shape[0] or rescaled is not None or steps is not None:
+        return None
+    if moved is not None and bool(moved.any()):
+        return None
+    return numbers, scales.flatten()
 
 
 class OneDnn:

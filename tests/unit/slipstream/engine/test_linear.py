@@ -184,7 +184,7 @@ def test_without_a_compiled_file_onednn_multiplies(tmp_path: Path, monkeypatch: 
     find_kernels.cache_clear()
     try:
         assert find_kernels() is None
-        assert isinstance(module.lay_out(torch.ones(4, 4), None), OneDnn)
+        assert isinstance(module.lay_out([torch.ones(4, 4)], None), OneDnn)
     finally:
         find_kernels.cache_clear()
 
@@ -193,3 +193,27 @@ def test_a_file_of_another_version_is_left_out(compiled: Path, monkeypatch: pyte
     monkeypatch.setattr(kernels_file, "VERSION", -1)
     with pytest.raises(OSError, match="another version"):
         Kernels(compiled, False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("shape", [(64, 199, 1), (1537, 96, 2), (34, 3, 1)])
+@torch.inference_mode()
+def test_products_with_bytes_are_those_of_scaled_whole_numbers(
+    shape: tuple[int, int, int], wide: bool, dtype: torch.dtype, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depth, features, threads = shape
+    monkeypatch.setattr(kernels_file, "FEW", 0 if threads > 1 else kernels_file.FEW)
+    chance = torch.Generator().manual_seed(depth)
+    weight = torch.randint(-128, 128, (features, depth), generator=chance, dtype=torch.int8)
+    scales, bias = torch.rand(features, generator=chance).to(dtype), torch.randn(features, generator=chance).to(dtype)
+    multiply = PackedProduct(kernels(compiled, wide), weight, bias, scales, dtype)
+    x = rows(MOST_ROWS, depth, dtype)
+    found = multiply(x)
+    exact = (x.double() @ weight.double().T) * scales.double() + bias.double()
+    assert found.dtype is dtype
+    assert (found.double() - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+    for count in (1, 2, 13):
+        assert torch.equal(multiply(x[:count]), found[:count])
+    with pytest.raises(ValueError, match="rows have"):
+        multiply(x[:, 1:])

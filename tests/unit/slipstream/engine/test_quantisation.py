@@ -18,7 +18,10 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
+from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.forward import LibraryForward
+from slipstream.engine.models.lean_decoder import LeanDecoder
 from slipstream.engine.models.quantisation import QUANTISERS, check_target_quantisation
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
@@ -98,6 +101,12 @@ def test_packed_numbers_are_the_quantised_models_own(quantisation: str, folder: 
     # What is rounded on the way (to bf16, to 7 bits) can fall to the other side for a difference of 1e-6.
     tolerance = 1e-4 if quantisation == "int8" else 0.5 * max(lost)
     assert max(apart) < tolerance < max(lost)
+
+
+def test_int8_takes_the_lean_forward_pass_where_there_are_kernels(folder: str) -> None:
+    expected = LeanDecoder if find_kernels() is not None else LibraryForward
+    assert type(load_checkpoint(folder, "float32", quantisation="int8").forward) is expected
+    assert type(load_checkpoint(folder, "float32", quantisation="int8", lean=False).forward) is LibraryForward
 
 
 @pytest.mark.parametrize("quantisation", QUANTISERS)
