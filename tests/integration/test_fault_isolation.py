@@ -17,6 +17,7 @@ import torch
 
 from slipstream.engine.engine import Engine, EngineLost
 from slipstream.engine.factory import open_engine
+from slipstream.engine.kernels.attention import PagedAttention, States, StepParts
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import DEVICE_MEMORY, SESSION_FAULT, STEP_FAILED, InvalidArgument
@@ -77,7 +78,7 @@ class Faults:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         execute, forward = EmbeddedExecutor.execute, TorchEngine.forward
-        judge, keep, write = embedded.judge, TorchEngine.keep, KVStore.write
+        judge, keep, write, attend = embedded.judge, TorchEngine.keep, KVStore.write, PagedAttention.__call__
 
         def executed(executor: EmbeddedExecutor, step: list[ScheduledSequence]) -> list[StepOutcome]:
             self.passes += 1
@@ -88,6 +89,10 @@ class Faults:
         def written(store: KVStore, layer: int, *states: torch.Tensor) -> None:
             self.strike("amid layers", call=3)
             write(store, layer, *states)
+
+        def attended(layer: PagedAttention, states: States, step: StepParts) -> torch.Tensor:
+            self.strike("amid layers", call=3)
+            return attend(layer, states, step)
 
         def forwarded(engine: TorchEngine, *asked: Any) -> Any:
             output = forward(engine, *asked)
@@ -105,6 +110,9 @@ class Faults:
 
         patch.setattr(EmbeddedExecutor, "execute", executed)
         patch.setattr(KVStore, "write", written)
+        patch.setattr(PagedAttention, "__call__", attended)
+        if self.stage == "amid layers":  # in one call nothing can fail
+            patch.setattr(KVStore, "attention_of_all", lambda store, layers: None)
         patch.setattr(TorchEngine, "forward", forwarded)
         patch.setattr(embedded, "judge", judged)
         patch.setattr(TorchEngine, "keep", kept)
