@@ -57,7 +57,7 @@ class Trouble:
 
 
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
-"""With `everysec` Redis answers before it has written while a slow disk still syncs, and what it kept back dies with it."""
+"""With `everysec` Redis answers before it has written while a slow disk still syncs; what it kept back dies with it."""
 TROUBLES = {
     "killed and restarted with its data": Trouble(RedisServer.kill, RedisServer.start, KEPT),
     "killed and restarted without data": Trouble(RedisServer.kill, RedisServer.start),
