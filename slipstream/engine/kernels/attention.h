@@ -116,23 +116,9 @@ TARGET static void NAME(exponentials)(float *x, long begin, long end, float most
     }
 }
 
-/* Asks memory for heads of `bytes`: they lie too far apart for the processor to foresee. */
-static void NAME(prefetch)(const struct part *p, const char *heads, long stride, long bytes, long first, long count)
-{
-    for (long j = 0; j < count; j++)
-        for (long at = 0; at < bytes; at += 64)
-            __builtin_prefetch(heads + pool_row(p, first + j) * stride + at, 0, 3);
-}
-
-/* One row's softmax so far. */
-struct NAME(row) {
-    float most;        /* the largest score; -inf before the first key */
-    float sums[SUMS];  /* of exp(score - most), by the position's remainder */
-};
-
 /* Takes the scores x [BLOCK] of a block's visible keys begin .. end-1; x becomes their weights. Returns the factor for
  * what was added up before. */
-TARGET static float NAME(weigh)(struct NAME(row) *row, float *x, long begin, long end)
+TARGET static float NAME(weigh)(struct softmax *row, float *x, long begin, long end)
 {
     float most = row->most, factor = 1.0f;
     for (long j = begin; j < end; j++)
@@ -154,12 +140,12 @@ TARGET static float NAME(weigh)(struct NAME(row) *row, float *x, long begin, lon
 /* Attention of the part's tokens for one KV head. Rows are its tokens' query heads, token by token. */
 TARGET static void NAME(attend)(const struct layer *a, const struct call *c, const struct part *p, long head)
 {
-    long item = a->kind == FLOATS ? 4 : 2, rows = p->count * a->group, tiles = (a->value_dim + WIDTH - 1) / WIDTH;
-    long key_stride = a->heads * a->key_dim * item, value_stride = a->heads * a->value_dim * item;
-    const char *keys = a->keys + head * a->key_dim * item, *values = a->values + head * a->value_dim * item;
+    long size = item(a->kind), rows = p->count * a->group, tiles = (a->value_dim + WIDTH - 1) / WIDTH;
+    long key_stride = a->heads * a->key_dim * size, value_stride = a->heads * a->value_dim * size;
+    const char *keys = a->keys + head * a->key_dim * size, *values = a->values + head * a->value_dim * size;
     float queries[MOST_QUERIES * MOST_DIM], out[MOST_QUERIES * MOST_DIM];
     float scores[MOST_QUERIES * MOST_TAIL], weights[MOST_QUERIES * BLOCK], packed[MOST_TAIL * MOST_DIM];
-    struct NAME(row) state[MOST_QUERIES];
+    struct softmax state[MOST_QUERIES];
     long begin[MOST_QUERIES], end[MOST_QUERIES]; /* positions that a row sees by whole blocks */
     long trunk = p->base + p->pending, least = trunk + p->count, most = 0;
     long first_node = p->first < p->pending ? p->pending - p->first : 0; /* the first token that is a node */
@@ -176,7 +162,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             seen = trunk - trunk % BLOCK;
         }
         for (long r = token * a->group; r < (token + 1) * a->group; r++) {
-            const char *query = c->query + (p->row + token) * c->query_token + (head * a->group + r % a->group) * c->query_head;
+            long query_head = head * a->group + r % a->group;
+            const char *query = c->query + (p->row + token) * c->query_token + query_head * c->query_head;
             for (long d = 0; d < a->key_dim; d += 8)
                 _mm256_storeu_ps(queries + r * a->key_dim + d,
                                  _mm256_mul_ps(NAME(eight)(query, a->kind, d), _mm256_set1_ps(a->scale)));
@@ -184,7 +171,7 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             end[r] = seen;
             least = begin[r] < least ? begin[r] : least;
             most = seen > most ? seen : most;
-            state[r] = (struct NAME(row)){.most = -INFINITY};
+            state[r] = (struct softmax){.most = -INFINITY};
         }
     }
 
@@ -198,9 +185,9 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         if (low >= high)
             continue;
         long some = high - low, next = most - at - count < BLOCK ? most - at - count : BLOCK;
-        NAME(prefetch)(p, values, value_stride, a->value_dim * item, at, count);
+        prefetch(p, values, value_stride, a->value_dim * size, at, count);
         NAME(score)(p, keys, key_stride, a->kind, a->key_dim, at, count, queries + low * a->key_dim, some, scores);
-        NAME(prefetch)(p, keys, key_stride, a->key_dim * item, at + count, next);
+        prefetch(p, keys, key_stride, a->key_dim * size, at + count, next);
         for (long r = low; r < high; r++) {
             float *x = weights + (r - low) * BLOCK;
             for (long j = 0; j < count; j += WIDTH)
@@ -271,7 +258,7 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         for (int i = 0; i < SUMS; i++)
             sum += state[r].sums[i];
         long query = (p->row + r / a->group) * a->heads * a->group + head * a->group + r % a->group;
-        char *to = c->out + query * a->value_dim * item;
+        char *to = c->out + query * a->value_dim * size;
         for (long d = 0; d < a->value_dim; d += 8) {
             float found[8];
             for (int i = 0; i < 8; i++)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence as Several
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ _LONG = ctypes.c_long
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class _Layer(ctypes.Structure):
+class _LayerStruct(ctypes.Structure):
     """`struct layer`."""
 
     _fields_ = (
@@ -47,10 +48,9 @@ class PagedAttention:
         self.group = layer.query_heads // heads
         self.kernels, self._pools = kernels, (keys, values)
         sizes = (heads, self.group, keys.shape[2], self.value_dim, KINDS[keys.dtype], kernels.level, layer.window or 0)
-        self._layer = _Layer(keys.data_ptr(), values.data_ptr(), *sizes, layer.scale)
+        self._layer = _LayerStruct(keys.data_ptr(), values.data_ptr(), *sizes, layer.scale)
         self.address = ctypes.addressof(self._layer)
-        """Of its `struct layer`."""
-        self._work = heads * self.group * (keys.shape[2] + self.value_dim)
+        """Where its `struct layer` stands."""
 
     def __call__(self, states: States, step: StepParts) -> torch.Tensor:
         """query [1, H, T, Dk]; key, value [1, Hkv, T, D], which are written to the step's rows. Returns
@@ -61,12 +61,11 @@ class PagedAttention:
         item = query.element_size()
         strides = [item * each.stride(at) for each in (query, key, value) for at in (2, 1)]
         parts = step.parts(self.group)
-        threads = torch.get_num_threads() if step.pairs * self._work > compiled.FEW else 1
         pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr())
         call = (_LONG * 10)(*pointers, *strides)
         self.kernels.attend(
-            self.address, call, parts.ctypes.data, len(parts), step.rows.data_ptr(), tokens, threads,
-            self.kernels.threads,
+            self.address, call, parts.ctypes.data, len(parts), step.rows.data_ptr(), tokens, compiled.FEW,
+            torch.get_num_threads(), self.kernels.threads,
         )  # fmt: skip
         return out
 
@@ -90,11 +89,7 @@ class StepParts:
         self.rows = rows
         self.fits = all(len(segment.nodes) <= MOST_NODES or segment.is_chain for segment in segments)
         """False if the kernel has no room for so many candidates."""
-        self.pairs = sum(each.tokens * (each.sequence.length + each.tokens) for each in segments)
-        """Tokens times keys."""
         self._segments = segments
-        self._parents = np.array([parent for each in segments for parent in each.parents], dtype=np.int64)
-        self._slots = [each.sequence.rows for each in segments]
         self._parts: dict[int, np.ndarray[tuple[int, int], np.dtype[np.int64]]] = {}
 
     def parts(self, group: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
@@ -103,6 +98,16 @@ class StepParts:
         if found is None:
             found = self._parts[group] = np.array(self._divide(MOST_QUERIES // group), dtype=np.int64)
         return found
+
+    @cached_property
+    def _slots(self) -> list[torch.Tensor | None]:
+        """The pool row of each slot, by segment; None where they follow each other."""
+        return [each.sequence.rows for each in self._segments]
+
+    @cached_property
+    def _parents(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Those of all segments' candidates, one segment after the other."""
+        return np.array([parent for each in self._segments for parent in each.parents], dtype=np.int64)
 
     def _divide(self, most: int) -> list[tuple[int, ...]]:
         row, parents = 0, self._parents.ctypes.data

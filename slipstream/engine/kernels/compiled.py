@@ -15,10 +15,10 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
-"""Of the numbers of a pass; weights may be BYTES."""
+"""The kernels' names of what a pass computes with; weights may be BYTES."""
 BYTES = 2
 FEW = 1 << 18
 """Multiplications that one thread has done before others have woken up."""
@@ -38,14 +38,14 @@ class Kernels:
         """Output features side by side."""
         self.multiply = library.slipstream_multiply
         pointer = ctypes.c_void_p
-        self.multiply.argtypes = (pointer, pointer, pointer, ctypes.c_long, ctypes.c_uint, pointer)
+        self.multiply.argtypes = (pointer, pointer, pointer, ctypes.c_long, ctypes.c_long, ctypes.c_uint, pointer)
         self.multiply.restype = None
         self.rms_norm = library.slipstream_rms_norm
         sizes = (ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_long)
         self.rms_norm.argtypes = (pointer, pointer, pointer, *sizes)
         self.rms_norm.restype = None
         self.attend = library.slipstream_attend
-        counts = (ctypes.c_long, pointer, ctypes.c_long, ctypes.c_uint)
+        counts = (ctypes.c_long, pointer, ctypes.c_long, ctypes.c_long, ctypes.c_uint)
         self.attend.argtypes = (pointer, pointer, pointer, *counts, pointer)
         self.attend.restype = None
         self.decode = library.slipstream_decode

@@ -31,20 +31,7 @@ struct pass {
     parallel *run;
 };
 
-static inline long item(long kind)
-{
-    return kind == FLOATS ? 4 : 2;
-}
-
 #define WIDE __attribute__((target("avx2,fma")))
-
-static void norm(const struct pass *p, const float *weight, float epsilon, const char *x, char *y, long width)
-{
-    if (p->kind == FLOATS)
-        norm_floats((const float *)x, weight, (float *)y, width, epsilon);
-    else
-        norm_bf16((const unsigned short *)x, weight, (unsigned short *)y, width, epsilon);
-}
 
 #define ROTATE(name, T, READ, WRITE)                                                          \
     WIDE static void name(T *x, const T *cosine, const T *sine, long half)                    \
@@ -83,7 +70,7 @@ typedef void rowwise(const struct pass *, const struct block *, long row);
 static void enter(const struct pass *p, const struct block *b, long row)
 {
     long at = row * p->hidden * item(p->kind);
-    norm(p, b->attention_norm, b->attention_epsilon, p->x + at, p->normed + at, p->hidden);
+    norm(p->kind, b->attention_norm, b->attention_epsilon, p->x + at, p->normed + at, p->hidden);
 }
 
 static void turn_heads(const struct pass *p, const struct block *b, long row)
@@ -94,8 +81,8 @@ static void turn_heads(const struct pass *p, const struct block *b, long row)
     const char *cosine = p->cosine + row * size, *sine = p->sine + row * size;
     for (long h = 0; h < queries + a->heads; h++, head += size) {
         if (b->query_norm)
-            norm(p, h < queries ? b->query_norm : b->key_norm, h < queries ? b->query_epsilon : b->key_epsilon, head,
-                 head, dim);
+            norm(p->kind, h < queries ? b->query_norm : b->key_norm, h < queries ? b->query_epsilon : b->key_epsilon,
+                 head, head, dim);
         if (p->kind == FLOATS)
             rotate_floats((float *)head, (const float *)cosine, (const float *)sine, dim / 2);
         else
@@ -116,7 +103,7 @@ static void add_attention(const struct pass *p, const struct block *b, long row)
 {
     long at = row * p->hidden * item(p->kind);
     add(p, row);
-    norm(p, b->feed_norm, b->feed_epsilon, p->x + at, p->normed + at, p->hidden);
+    norm(p->kind, b->feed_norm, b->feed_epsilon, p->x + at, p->normed + at, p->hidden);
 }
 
 static void gate(const struct pass *p, const struct block *b, long row)
@@ -169,20 +156,16 @@ static void for_rows(rowwise *each, const struct pass *p, const struct block *b)
 
 static void multiply(const struct pass *p, const struct product *product, const char *x, char *y)
 {
-    long pair = product->kind == PAIRS ? 2 : 1, work = product->features * product->depth * pair * p->tokens;
     if (product->kind == BYTES && p->kind == PAIRS) {
         for (long i = 0; i < p->tokens * product->depth; i++)
             p->wide[i] = from_bf16(((const unsigned short *)x)[i]);
         x = (const char *)p->wide;
     }
-    slipstream_multiply(product, x, y, p->tokens, work > p->few ? p->threads : 1, p->run);
+    slipstream_multiply(product, x, y, p->tokens, p->few, p->threads, p->run);
 }
 
 void slipstream_decode(const struct pass *p)
 {
-    long pairs = 0;
-    for (long i = 0; i < p->part_count; i++)
-        pairs += p->parts[i].count * (p->parts[i].base + p->parts[i].first + p->parts[i].count);
     for (long layer = 0; layer < p->layers; layer++) {
         const struct block *b = p->blocks + layer;
         const struct layer *a = b->attention;
@@ -195,8 +178,8 @@ void slipstream_decode(const struct pass *p)
         for_rows(enter, p, b);
         multiply(p, b->qkv, p->normed, p->states);
         for_rows(turn_heads, p, b);
-        slipstream_attend(a, &call, p->parts, p->part_count, p->written, p->tokens,
-                          pairs * a->heads * a->group * a->key_dim * 2 > p->few ? p->threads : 1, p->run);
+        slipstream_attend(a, &call, p->parts, p->part_count, p->written, p->tokens, p->few, p->threads,
+                          p->run);
         multiply(p, b->out, p->found, p->normed);
         for_rows(add_attention, p, b);
         multiply(p, b->gate_up, p->normed, p->gates);

@@ -27,7 +27,7 @@ class LayerParts:
     attention_norm: RmsNorm
     feed_norm: RmsNorm
     head_norms: tuple[RmsNorm, RmsNorm] | None
-    """Of queries and keys."""
+    """Norms of queries and of keys."""
 
 
 class _Block(ctypes.Structure):
@@ -61,7 +61,7 @@ class PackedLayers:
         first = layers[0]
         self._hidden, self._feed = first.down.features, first.gate_up.features // 2
         self._widths = (self._hidden, first.qkv.features, first.out.depth, 2 * self._feed, self._feed)
-        """Of the buffers of a pass: normed, states, found, gates, fed."""
+        """Widths of a pass's buffers: normed, states, found, gates, fed."""
         self._widest = max(self._hidden, first.out.depth, self._feed)
         self._attention: tuple[PagedAttention, ...] = ()
         self._blocks = (_Block * len(layers))()

@@ -62,10 +62,29 @@ struct call {
     long query_token, query_head, key_token, key_head, value_token, value_head;
 };
 
+static inline long item(long kind)
+{
+    return kind == FLOATS ? 4 : 2;
+}
+
 static inline long pool_row(const struct part *p, long slot)
 {
     return p->slots ? p->slots[slot] : p->start + slot;
 }
+
+/* Asks memory for heads of `bytes`: they lie too far apart for the processor to foresee. */
+static void prefetch(const struct part *p, const char *heads, long stride, long bytes, long first, long count)
+{
+    for (long j = 0; j < count; j++)
+        for (long at = 0; at < bytes; at += 64)
+            __builtin_prefetch(heads + pool_row(p, first + j) * stride + at, 0, 3);
+}
+
+/* One row's softmax so far. */
+struct softmax {
+    float most;       /* the largest score; -inf before the first key */
+    float sums[SUMS]; /* of exp(score - most), by the position's remainder */
+};
 
 static inline unsigned short to_bf16(float value)
 {
@@ -83,12 +102,12 @@ static inline float from_bf16(unsigned short value)
     return number;
 }
 
-/* exp(x) of -87 to 88, to which x is cut, within 2 units in the last place: Cody and Waite's reduction, and the
+/* exp(x) of -87 to 88, to which numbers are cut, within 2 units in the last place: Cody and Waite's reduction, and the
  * polynomial of Cephes. */
 static inline __attribute__((always_inline)) float exponential(float x)
 {
-    x = x > -87.0f ? x : -87.0f;
-    x = x < 88.0f ? x : 88.0f;
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
     union { float number; int bits; } power = {__builtin_fmaf(x, 1.44269504088896341f, 12582912.0f)};
     float whole = power.number - 12582912.0f, r = __builtin_fmaf(whole, -0.693359375f, x), z = 1.9875691500e-4f;
     r = __builtin_fmaf(whole, 2.12194440e-4f, r);
@@ -123,40 +142,12 @@ static inline __attribute__((always_inline)) float exponential(float x)
 
 #define NAME(x) avx512_##x
 #define TARGET __attribute__((target("avx512f,fma")))
-#define V __m512
-#define I __m512i
-#define LANES 16
-#define VECTORS 2
-#define TILE_ROWS 12
-#define AHEAD 16384
-#define LOAD _mm512_loadu_ps
-#define STORE _mm512_storeu_ps
-#define SPREAD _mm512_set1_ps
-#define MULTIPLY_ADD _mm512_fmadd_ps
-#define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
-#define SPREAD_PAIR _mm512_set1_epi32
-#define LOAD_BYTES(p) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
-#define EVEN(p) _mm512_castsi512_ps(_mm512_slli_epi32(p, 16))
-#define ODD(p) _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32((int)0xffff0000)))
-#include "set.h"
+#include "avx512.h"
 
 #define NAME(x) avx512_bf16_##x
 #define TARGET __attribute__((target("avx512f,avx512bf16,fma")))
-#define V __m512
-#define I __m512i
-#define LANES 16
-#define VECTORS 2
-#define TILE_ROWS 12
-#define AHEAD 16384
-#define LOAD _mm512_loadu_ps
-#define STORE _mm512_storeu_ps
-#define SPREAD _mm512_set1_ps
-#define MULTIPLY_ADD _mm512_fmadd_ps
-#define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
-#define SPREAD_PAIR _mm512_set1_epi32
-#define LOAD_BYTES(p) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define DOT_PAIRS(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
-#include "set.h"
+#include "avx512.h"
 
 struct job {
     const struct product *product;
@@ -187,7 +178,7 @@ static void work(void *argument)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 4;
+    return 5;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. */
@@ -209,12 +200,16 @@ long slipstream_width(long level)
 
 typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
 
-/* y [rows, features] of x [rows, depth]; `run` is GOMP_parallel of the OpenMP that torch computes with. */
-void slipstream_multiply(const struct product *p, const char *x, char *y, long rows, unsigned threads, parallel *run)
+/* y [rows, features] of x [rows, depth]. One thread does `few` multiplications before others have woken up; `run` is
+ * GOMP_parallel of the OpenMP that torch computes with. */
+void slipstream_multiply(const struct product *p, const char *x, char *y, long rows, long few, unsigned threads,
+                         parallel *run)
 {
-    long width = slipstream_width(p->level), item = p->result == FLOATS ? 4 : 2;
+    long width = slipstream_width(p->level);
+    if (rows * p->features * p->depth * (p->kind == PAIRS ? 2 : 1) <= few)
+        threads = 1;
     for (long row = 0; row < rows; row += MOST_ROWS) {
-        struct job job = {p, x + row * p->depth * 4, y + row * p->features * item, rows - row, 0, 1, 0};
+        struct job job = {p, x + row * p->depth * 4, y + row * p->features * item(p->result), rows - row, 0, 1, 0};
         if (job.rows > MOST_ROWS)
             job.rows = MOST_ROWS;
         job.blocks = (p->features + width - 1) / width;
@@ -260,13 +255,15 @@ static void write_rows(char *pool, const char *rows, long token, long head, long
 
 /* Writes the keys and values of `tokens` tokens to the pool rows `written`, then lets every part's tokens see theirs. */
 void slipstream_attend(const struct layer *a, const struct call *c, const struct part *parts, long count,
-                       const long *written, long tokens, unsigned threads, parallel *run)
+                       const long *written, long tokens, long few, unsigned threads, parallel *run)
 {
-    long item = a->kind == FLOATS ? 4 : 2;
-    write_rows(a->keys, c->key, c->key_token, c->key_head, a->heads, a->key_dim * item, written, tokens);
-    write_rows(a->values, c->value, c->value_token, c->value_head, a->heads, a->value_dim * item, written, tokens);
+    long key = a->key_dim * item(a->kind), value = a->value_dim * item(a->kind), pairs = 0;
+    write_rows(a->keys, c->key, c->key_token, c->key_head, a->heads, key, written, tokens);
+    write_rows(a->values, c->value, c->value_token, c->value_head, a->heads, value, written, tokens);
+    for (long i = 0; i < count; i++) /* tokens times keys */
+        pairs += parts[i].count * (parts[i].base + parts[i].first + parts[i].count);
     struct attention job = {a, c, parts, count * a->heads, 0};
-    if (threads > 1 && job.tasks > 1)
+    if (threads > 1 && job.tasks > 1 && pairs * a->heads * a->group * (a->key_dim + a->value_dim) > few)
         run(work_on_attention, &job, threads, 0);
     else
         work_on_attention(&job);
@@ -295,15 +292,18 @@ void slipstream_attend(const struct layer *a, const struct call *c, const struct
 NORM(norm_floats, float, , )
 NORM(norm_bf16, unsigned short, from_bf16, to_bf16)
 
+static void norm(long kind, const float *weight, float epsilon, const char *x, char *y, long width)
+{
+    if (kind == FLOATS)
+        norm_floats((const float *)x, weight, (float *)y, width, epsilon);
+    else
+        norm_bf16((const unsigned short *)x, weight, (unsigned short *)y, width, epsilon);
+}
+
 void slipstream_rms_norm(const char *x, const float *weight, char *y, long rows, long width, float epsilon, long kind)
 {
-    for (long row = 0; row < rows; row++) {
-        long at = row * width;
-        if (kind == FLOATS)
-            norm_floats((const float *)x + at, weight, (float *)y + at, width, epsilon);
-        else
-            norm_bf16((const unsigned short *)x + at, weight, (unsigned short *)y + at, width, epsilon);
-    }
+    for (long at = 0; at < rows * width * item(kind); at += width * item(kind))
+        norm(kind, weight, epsilon, x + at, y + at, width);
 }
 
 #include "decoder.h"

@@ -19,7 +19,7 @@ class RmsNorm:
         self._kernel = None if kernels is None else kernels.rms_norm
         self._floats = weight.float().contiguous()
         self.address = self._floats.data_ptr()
-        """Of the weight in fp32."""
+        """Where its weight stands in fp32."""
         self._kind = KINDS.get(weight.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

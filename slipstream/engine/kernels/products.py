@@ -63,9 +63,8 @@ class PackedProduct:
             kernels.level,
         )
         self.address = ctypes.addressof(self._struct)
-        """Of its `struct product`."""
+        """Where its `struct product` stands."""
         self._multiply, self._threads = kernels.multiply, kernels.threads
-        self._shared_from = compiled.FEW / (self.features * depth)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Raises ValueError for rows of another width, dtype or device: the kernel would read what is not theirs."""
@@ -76,6 +75,6 @@ class PackedProduct:
             )
         out = x.new_empty((rows, self.features))
         x = (x.float() if self._narrow else x).contiguous()
-        threads = torch.get_num_threads() if rows > self._shared_from else 1
-        self._multiply(self.address, x.data_ptr(), out.data_ptr(), rows, threads, self._threads)
+        threads = torch.get_num_threads()
+        self._multiply(self.address, x.data_ptr(), out.data_ptr(), rows, compiled.FEW, threads, self._threads)
         return out

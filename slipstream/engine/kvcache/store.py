@@ -80,7 +80,7 @@ class KVStore:
         return self._kernels[layer]
 
     def attention_of_all(self, layers: tuple[PagedLayer, ...]) -> tuple[PagedAttention, ...] | None:
-        """The same object for the same layers; None unless there is a kernel for each."""
+        """The kernels of these layers, one object for each such question; None unless every layer has one."""
         if layers not in self._all_kernels:
             found = [kernel for kernel in map(self.attention, layers) if kernel is not None]
             self._all_kernels[layers] = tuple(found) if len(found) == len(layers) else None

@@ -119,6 +119,21 @@ def test_bits_are_the_same_on_all_instruction_sets_and_threads(compiled: Path, m
     assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
 
 
+@torch.inference_mode()
+def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it_alone(wide: bool) -> None:
+    """Broken numbers end their session with an error; they must not look like a text."""
+    chance = torch.Generator().manual_seed(0)
+    pool = [torch.randn(4 * BLOCK, 1, 8, generator=chance) for _ in range(2)]
+    kernel = paged_attention(pool[0], pool[1], PagedLayer(0, 2, None, 0.3))
+    assert kernel is not None
+    step = StepParts([Segment(sequence(0, 16, False), [1, 2, 3])], torch.arange(2 * BLOCK, 2 * BLOCK + 3))
+    states = [torch.randn(1, heads, 3, 8, generator=chance) for heads in (2, 1, 1)]
+    sound = kernel((states[0], states[1], states[2]), step)[0]
+    states[1][0, 0, 2, 5] = float("nan")
+    found = kernel((states[0], states[1], states[2]), step)[0]
+    assert torch.equal(found[:2], sound[:2]) and found[2].isnan().all()
+
+
 def test_what_the_kernel_has_no_room_for_is_not_taken(wide: bool) -> None:
     pool = torch.zeros(4, 1, 12)
     assert paged_attention(pool, pool, PagedLayer(0, 1, None, 1.0)) is None

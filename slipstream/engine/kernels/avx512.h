@@ -1,0 +1,18 @@
+/* The operations of set.h on CPUs with AVX-512. */
+
+#define V __m512
+#define I __m512i
+#define LANES 16
+#define VECTORS 2
+#define TILE_ROWS 12
+#define AHEAD 16384
+#define LOAD _mm512_loadu_ps
+#define STORE _mm512_storeu_ps
+#define SPREAD _mm512_set1_ps
+#define MULTIPLY_ADD _mm512_fmadd_ps
+#define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
+#define SPREAD_PAIR _mm512_set1_epi32
+#define LOAD_BYTES(p) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
+#define EVEN(p) _mm512_castsi512_ps(_mm512_slli_epi32(p, 16))
+#define ODD(p) _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32((int)0xffff0000)))
+#include "set.h"
