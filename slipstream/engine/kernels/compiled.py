@@ -15,7 +15,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 """Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The kernels' names of what a pass computes with; weights may be BYTES."""
@@ -36,6 +36,8 @@ class Kernels:
         """Which instructions are used; 0 where none of them are there."""
         self.width: int = library.slipstream_width(ctypes.c_long(self.level))
         """Output features side by side."""
+        self.multiplies_pairs = self.level == 3
+        """False if rows must be floats where weights are bf16."""
         self.multiply = library.slipstream_multiply
         pointer = ctypes.c_void_p
         self.multiply.argtypes = (pointer, pointer, pointer, ctypes.c_long, ctypes.c_long, ctypes.c_uint, pointer)

@@ -24,7 +24,7 @@ struct pass {
     char *found;               /* [tokens, heads * group * dim] */
     char *gates;               /* [tokens, 2 * feed] */
     char *fed;                 /* [tokens, feed] */
-    float *wide;               /* [tokens, the most input features]: bf16 as floats, for weights that are bytes */
+    float *wide;               /* [tokens, the most input features]: bf16 as floats, for products that take floats */
     long layers, part_count, tokens, hidden, feed, kind;
     long few; /* multiplications that one thread has done before others have woken up */
     long threads;
@@ -156,8 +156,8 @@ static void for_rows(rowwise *each, const struct pass *p, const struct block *b)
 
 static void multiply(const struct pass *p, const struct product *product, const char *x, char *y)
 {
-    if (product->kind == BYTES && p->kind == PAIRS) {
-        for (long i = 0; i < p->tokens * product->depth; i++)
+    if (product->floats && p->kind == PAIRS) {
+        for (long i = 0; i < p->tokens * product->depth * (product->kind == PAIRS ? 2 : 1); i++)
             p->wide[i] = from_bf16(((const unsigned short *)x)[i]);
         x = (const char *)p->wide;
     }

@@ -15,7 +15,8 @@
 enum { FLOATS = 0, PAIRS = 1, BYTES = 2 };
 enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 #define MOST_ROWS 256
-#define CHUNK 128 /* input features whose weights stay in the first cache for all rows */
+#define CHUNK 128   /* input features whose weights stay in the first cache for all rows */
+#define MOST_SIDE 4 /* blocks of output features that few rows take at once */
 #define BLOCK 128 /* positions whose keys are added up at a time */
 #define SUMS 16
 #define MOST_QUERIES 96 /* rows of a part */
@@ -31,6 +32,15 @@ struct product {
     long kind;   /* of the weights; bytes are multiplied with floats */
     long result; /* kind of the result */
     long level;
+    long floats; /* 1: rows are floats, whatever the result is */
+};
+
+/* Some steps through the weights of blocks that lie `apart` bytes from each other: an input feature each, or two. */
+struct steps {
+    const char *weights;
+    long apart, count;
+    const char *next; /* what memory is asked for meanwhile: `share` bytes a step, in every block */
+    long share;
 };
 
 /* Keys and values of one layer: they lie in pools [rows, heads, dim]. */
@@ -128,7 +138,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define LANES 8
 #define VECTORS 2
 #define TILE_ROWS 6
-#define AHEAD 4096
+#define AHEAD 2048
 #define LOAD _mm256_loadu_ps
 #define STORE _mm256_storeu_ps
 #define SPREAD _mm256_set1_ps
@@ -164,21 +174,20 @@ static void work(void *argument)
         long first = __atomic_fetch_add(&job->next, job->step, __ATOMIC_RELAXED);
         if (first >= job->blocks)
             return;
-        for (long block = first; block < first + job->step && block < job->blocks; block++) {
-            if (p->level == AVX2)
-                avx2_block(p, job->x, job->rows, job->y, block);
-            else if (p->level == AVX512)
-                avx512_block(p, job->x, job->rows, job->y, block);
-            else
-                avx512_bf16_block(p, job->x, job->rows, job->y, block);
-        }
+        long end = first + job->step < job->blocks ? first + job->step : job->blocks;
+        if (p->level == AVX2)
+            avx2_blocks(p, job->x, job->rows, job->y, first, end);
+        else if (p->level == AVX512)
+            avx512_blocks(p, job->x, job->rows, job->y, first, end);
+        else
+            avx512_bf16_blocks(p, job->x, job->rows, job->y, first, end);
     }
 }
 
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 5;
+    return 6;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. */
@@ -209,7 +218,7 @@ void slipstream_multiply(const struct product *p, const char *x, char *y, long r
     if (rows * p->features * p->depth * (p->kind == PAIRS ? 2 : 1) <= few)
         threads = 1;
     for (long row = 0; row < rows; row += MOST_ROWS) {
-        struct job job = {p, x + row * p->depth * 4, y + row * p->features * item(p->result), rows - row, 0, 1, 0};
+        struct job job = {p, x + row * p->depth * (p->floats && p->kind == PAIRS ? 8 : 4), y + row * p->features * item(p->result), rows - row, 0, 1, 0};
         if (job.rows > MOST_ROWS)
             job.rows = MOST_ROWS;
         job.blocks = (p->features + width - 1) / width;

@@ -23,6 +23,7 @@ class _Product(ctypes.Structure):
         ("kind", ctypes.c_long),
         ("result", ctypes.c_long),
         ("level", ctypes.c_long),
+        ("floats", ctypes.c_long),
     )
 
 
@@ -47,8 +48,9 @@ class PackedProduct:
         """weight [out, in] for which there is a kernel; it is copied. Weights in int8 have `scales` [out], and `dtype`
         is that of rows and results, else it is that of the weights."""
         self.features, depth = weight.shape
-        self.depth, self._dtype, self._narrow = depth, dtype or weight.dtype, scales is not None
+        narrow, self.depth, self._dtype = scales is not None, depth, dtype or weight.dtype
         pair = 2 if weight.dtype is torch.bfloat16 else 1
+        self._floats = narrow or (pair == 2 and not kernels.multiplies_pairs)
         blocks = -(-self.features // kernels.width)
         filled = pad(weight, (0, 0, 0, blocks * kernels.width - self.features))
         self._weights = filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2).contiguous()
@@ -58,9 +60,10 @@ class PackedProduct:
             *(None if each is None else each.data_ptr() for each in (self._bias, self._scales)),
             self.features,
             depth // pair,
-            BYTES if self._narrow else KINDS[weight.dtype],
+            BYTES if narrow else KINDS[weight.dtype],
             KINDS[self._dtype],
             kernels.level,
+            int(self._floats),
         )
         self.address = ctypes.addressof(self._struct)
         """Where its `struct product` stands."""
@@ -74,7 +77,7 @@ class PackedProduct:
                 f"rows have {depth} numbers of {x.dtype} on {x.device}, the weights {self.depth} of {self._dtype}."
             )
         out = x.new_empty((rows, self.features))
-        x = (x.float() if self._narrow else x).contiguous()
+        x = (x.float() if self._floats else x).contiguous()
         threads = torch.get_num_threads()
         self._multiply(self.address, x.data_ptr(), out.data_ptr(), rows, compiled.FEW, threads, self._threads)
         return out

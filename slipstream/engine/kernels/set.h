@@ -13,9 +13,10 @@
 #endif
 
 #undef WIDTH
-#undef PREFETCH
 #undef AHEAD
 #undef ALWAYS
+#undef SIDE
+#undef UNROLLED
 #undef NAME
 #undef TARGET
 #undef V

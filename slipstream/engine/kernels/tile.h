@@ -1,83 +1,77 @@
 /* A tile of a product, for one instruction set (set.h): up to TILE_ROWS rows and WIDTH output features, added up over
  * `depth` input features in their order.
  *
- * Every sum is one chain of fused multiply-adds in the order of the input features, whatever the number of rows. */
+ * Every sum is one chain of fused multiply-adds in the order of the input features, whatever the number of rows. A chain
+ * waits for itself at every step, so that few rows take several blocks of features at once. */
 
-/* A row of weights that is AHEAD bytes away. Memory goes on while rows are multiplied; there is no fault at the end. */
-#define PREFETCH(w)                                \
-    for (int line = 0; line < WIDTH; line += 16)   \
-    __builtin_prefetch((const char *)(w) + AHEAD + 4 * line, 0, 3)
+#define SIDE(rows) (TILE_ROWS / (rows) < MOST_SIDE ? TILE_ROWS / (rows) : MOST_SIDE)
+#define UNROLLED _Pragma("GCC unroll 16")
 
-/* x [rows, stride], w [depth, WIDTH] of floats or bytes, sums [rows, WIDTH] */
-TARGET ALWAYS void NAME(floats)(const float *x, long stride, const char *w, long depth, float *sums, const int rows,
-                                const long kind)
+/* Adds to sums [side, TILE_ROWS, WIDTH]. x [rows, stride] are floats, or, where pairs are multiplied, pairs of bf16. */
+TARGET ALWAYS void NAME(add_up)(const struct steps *s, const char *x, long stride, float *sums, const int rows,
+                                const int side, const long kind)
 {
-    V acc[TILE_ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++)
-            acc[r][v] = LOAD(sums + r * WIDTH + v * LANES);
-    for (long k = 0; k < depth; k++, w += WIDTH * (kind == BYTES ? 1 : 4)) {
-        if (kind == BYTES)
-            __builtin_prefetch(w + AHEAD, 0, 3);
-        else
-            PREFETCH(w);
-        V column[VECTORS];
-        for (int v = 0; v < VECTORS; v++)
-            column[v] = kind == BYTES ? LOAD_BYTES(w + v * LANES) : LOAD((const float *)w + v * LANES);
-        for (int r = 0; r < rows; r++) {
-            V each = SPREAD(x[r * stride + k]);
-            for (int v = 0; v < VECTORS; v++)
-                acc[r][v] = MULTIPLY_ADD(each, column[v], acc[r][v]);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++)
-            STORE(sums + r * WIDTH + v * LANES, acc[r][v]);
-}
-
-/* x [rows, stride] and w [depth, WIDTH] hold pairs of bf16: the input features 2k and 2k+1. */
-TARGET ALWAYS void NAME(pairs)(const int *x, long stride, const int *w, long depth, float *sums, const int rows)
-{
-    V acc[TILE_ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++)
-            acc[r][v] = LOAD(sums + r * WIDTH + v * LANES);
-    for (long k = 0; k < depth; k++, w += WIDTH) {
-        PREFETCH(w);
+    const long line = WIDTH * (kind == BYTES ? 1 : 4);
+    const char *w = s->weights, *next = s->next;
+    V acc[MOST_SIDE][TILE_ROWS][VECTORS];
+    UNROLLED for (int b = 0; b < side; b++)
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                acc[b][r][v] = LOAD(sums + (b * TILE_ROWS + r) * WIDTH + v * LANES);
+    for (long k = 0; k < s->count; k++, w += line, next += s->share)
+        UNROLLED for (int b = 0; b < side; b++) {
+            const char *at = w + b * s->apart;
+            UNROLLED for (long ask = 0; ask < line; ask += 64)
+                __builtin_prefetch(next + b * s->apart + ask, 0, 3);
+            if (kind == PAIRS) {
+                I both[VECTORS];
+                UNROLLED for (int v = 0; v < VECTORS; v++)
+                    both[v] = LOAD_PAIRS((const int *)at + v * LANES);
 #ifdef DOT_PAIRS
-        I column[VECTORS];
-        for (int v = 0; v < VECTORS; v++)
-            column[v] = LOAD_PAIRS(w + v * LANES);
-        for (int r = 0; r < rows; r++) {
-            I each = SPREAD_PAIR(x[r * stride + k]);
-            for (int v = 0; v < VECTORS; v++)
-                acc[r][v] = DOT_PAIRS(acc[r][v], each, column[v]);
-        }
+                UNROLLED for (int r = 0; r < rows; r++) {
+                    I each = SPREAD_PAIR(((const int *)x)[r * stride + k]);
+                    UNROLLED for (int v = 0; v < VECTORS; v++)
+                        acc[b][r][v] = DOT_PAIRS(acc[b][r][v], each, both[v]);
+                }
 #else
-        V even[VECTORS], odd[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            I column = LOAD_PAIRS(w + v * LANES);
-            even[v] = EVEN(column), odd[v] = ODD(column);
-        }
-        for (int r = 0; r < rows; r++) {
-            I each = SPREAD_PAIR(x[r * stride + k]);
-            for (int v = 0; v < VECTORS; v++)
-                acc[r][v] = MULTIPLY_ADD(ODD(each), odd[v], MULTIPLY_ADD(EVEN(each), even[v], acc[r][v]));
-        }
+                V even[VECTORS], odd[VECTORS];
+                UNROLLED for (int v = 0; v < VECTORS; v++)
+                    even[v] = EVEN(both[v]), odd[v] = ODD(both[v]);
+                UNROLLED for (int r = 0; r < rows; r++) {
+                    const float *pair = (const float *)x + r * stride + 2 * k;
+                    V first = SPREAD(pair[0]), second = SPREAD(pair[1]);
+                    UNROLLED for (int v = 0; v < VECTORS; v++)
+                        acc[b][r][v] = MULTIPLY_ADD(second, odd[v], MULTIPLY_ADD(first, even[v], acc[b][r][v]));
+                }
 #endif
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++)
-            STORE(sums + r * WIDTH + v * LANES, acc[r][v]);
+                continue;
+            }
+            V column[VECTORS];
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                column[v] = kind == BYTES ? LOAD_BYTES(at + v * LANES) : LOAD((const float *)at + v * LANES);
+            UNROLLED for (int r = 0; r < rows; r++) {
+                V each = SPREAD(((const float *)x)[r * stride + k]);
+                UNROLLED for (int v = 0; v < VECTORS; v++)
+                    acc[b][r][v] = MULTIPLY_ADD(each, column[v], acc[b][r][v]);
+            }
+        }
+    UNROLLED for (int b = 0; b < side; b++)
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                STORE(sums + (b * TILE_ROWS + r) * WIDTH + v * LANES, acc[b][r][v]);
 }
 
-/* Up to TILE_ROWS rows of x [rows, stride], of 4 bytes each number or pair. */
-TARGET static void NAME(tile)(long kind, const char *x, long stride, const char *w, long depth, float *sums, int rows)
+/* Up to TILE_ROWS rows; `side` is 1 or SIDE(rows). */
+TARGET static void NAME(tile)(long kind, const struct steps *s, const char *x, long stride, float *sums, int rows,
+                              int side)
 {
+#define KIND(n, side) \
+        if (kind == FLOATS) NAME(add_up)(s, x, stride, sums, n, side, FLOATS); \
+        else if (kind == BYTES) NAME(add_up)(s, x, stride, sums, n, side, BYTES); \
+        else NAME(add_up)(s, x, stride, sums, n, side, PAIRS)
 #define CASE(n) case n: \
-        if (kind == FLOATS) NAME(floats)((const float *)x, stride, w, depth, sums, n, FLOATS); \
-        else if (kind == BYTES) NAME(floats)((const float *)x, stride, w, depth, sums, n, BYTES); \
-        else NAME(pairs)((const int *)x, stride, (const int *)w, depth, sums, n); \
+        if (side == 1) { KIND(n, 1); } \
+        else { KIND(n, SIDE(n)); } \
         break;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
@@ -86,24 +80,52 @@ TARGET static void NAME(tile)(long kind, const char *x, long stride, const char 
 #endif
     }
 #undef CASE
+#undef KIND
 }
 
-/* The features block*WIDTH .. of all rows. A chunk of the weights stays in the first cache for all of them. */
-TARGET static void NAME(block)(const struct product *p, const char *x, long rows, char *y, long block)
+/* Some steps of narrow weights as floats [input features, WIDTH]. */
+TARGET static void NAME(widen)(long kind, const char *w, long count, float *to)
 {
-    float sums[MOST_ROWS * WIDTH];
+    if (kind == BYTES)
+        for (long at = 0; at < count * WIDTH; at += LANES)
+            STORE(to + at, LOAD_BYTES(w + at));
+    else
+        for (long k = 0; k < count; k++, to += 2 * WIDTH)
+            for (int v = 0; v < VECTORS; v++) {
+                I both = LOAD_PAIRS((const int *)w + k * WIDTH + v * LANES);
+                STORE(to + v * LANES, EVEN(both));
+                STORE(to + WIDTH + v * LANES, ODD(both));
+            }
+}
+
+/* Adds up the features of one block for more rows than a tile has. A chunk of the weights stays in the first cache for
+ * all of them, and the next one is on its way meanwhile. */
+TARGET static void NAME(chunks)(const struct product *p, const char *w, const char *x, long rows, float *sums)
+{
+    float wide[CHUNK * WIDTH];
     long groups = (rows + TILE_ROWS - 1) / TILE_ROWS, each = (rows + groups - 1) / groups;
-    long chunk = groups == 1 ? p->depth : CHUNK;
-    long line = WIDTH * (p->kind == BYTES ? 1 : 4);
-    const char *w = (const char *)p->weights + block * p->depth * line;
-    for (long i = 0; i < rows * WIDTH; i++)
-        sums[i] = 0.0f;
-    for (long k = 0; k < p->depth; k += chunk) {
-        long depth = p->depth - k < chunk ? p->depth - k : chunk;
-        for (long row = 0; row < rows; row += each)
-            NAME(tile)(p->kind, x + (row * p->depth + k) * 4, p->depth, w + k * line, depth, sums + row * WIDTH,
-                       (int)(rows - row < each ? rows - row : each));
+    int widens = p->floats && p->kind != FLOATS && groups > 2;
+    long features = p->kind == PAIRS ? 2 : 1; /* of a step */
+    long count = widens ? CHUNK / features : CHUNK, line = WIDTH * (p->kind == BYTES ? 1 : 4);
+    long stride = p->depth * (p->floats ? features : 1);
+    for (long k = 0; k < p->depth; k += count) {
+        long steps = p->depth - k < count ? p->depth - k : count;
+        const char *next = w + (k + steps) * line;
+        struct steps s = {w + k * line, 0, steps, next, 0};
+        if (widens) {
+            NAME(widen)(p->kind, s.weights, steps, wide);
+            s.weights = (const char *)wide, s.count *= features;
+        }
+        s.share = (steps * line + groups * s.count - 1) / (groups * s.count);
+        for (long row = 0; row < rows; row += each, s.next += s.count * s.share)
+            NAME(tile)(widens ? FLOATS : p->kind, &s, x + (row * stride + k * (p->floats ? features : 1)) * 4, stride,
+                       sums + row * WIDTH, (int)(rows - row < each ? rows - row : each), 1);
     }
+}
+
+/* Writes the features of one block from its sums [rows, WIDTH]. */
+TARGET static void NAME(finish)(const struct product *p, long rows, char *y, long block, float *sums)
+{
     long first = block * WIDTH, count = p->features - first < WIDTH ? p->features - first : WIDTH;
     for (long row = 0; row < rows; row++) {
         float *sum = sums + row * WIDTH;
@@ -119,5 +141,27 @@ TARGET static void NAME(block)(const struct product *p, const char *x, long rows
         else
             for (long i = 0; i < count; i++)
                 ((unsigned short *)y)[at + i] = to_bf16(sum[i]);
+    }
+}
+
+/* All rows of the blocks first .. end-1. */
+TARGET static void NAME(blocks)(const struct product *p, const char *x, long rows, char *y, long first, long end)
+{
+    float sums[MOST_ROWS * WIDTH];
+    long bytes = p->depth * WIDTH * (p->kind == BYTES ? 1 : 4), line = bytes / p->depth;
+    long stride = p->depth * (p->floats && p->kind == PAIRS ? 2 : 1);
+    for (long block = first, side; block < end; block += side) {
+        const char *w = (const char *)p->weights + block * bytes;
+        side = rows <= TILE_ROWS && end - block >= SIDE(rows) ? SIDE(rows) : 1;
+        for (long b = 0; b < side; b++)
+            memset(sums + b * TILE_ROWS * WIDTH, 0, rows * WIDTH * sizeof(float));
+        if (rows > TILE_ROWS) {
+            NAME(chunks)(p, w, x, rows, sums);
+        } else {
+            struct steps s = {w, bytes, p->depth, w + AHEAD / side, line};
+            NAME(tile)(p->kind, &s, x, stride, sums, (int)rows, (int)side);
+        }
+        for (long b = 0; b < side; b++)
+            NAME(finish)(p, rows, y, block + b, sums + b * TILE_ROWS * WIDTH);
     }
 }
