@@ -12,6 +12,8 @@ struct block {
     float attention_epsilon, feed_epsilon, query_epsilon, key_epsilon;
 };
 
+#define STAGES 16 /* of a layer, at most */
+
 /* A pass over `tokens` tokens. All arrays but `written` and `wide` are of one kind. */
 struct pass {
     const struct block *blocks;
@@ -25,6 +27,7 @@ struct pass {
     char *gates;               /* [tokens, 2 * feed] */
     char *fed;                 /* [tokens, feed] */
     float *wide;               /* [tokens, the most input features]: bf16 as floats, for products that take floats */
+    struct stage *stages;      /* [layers, STAGES], zeros */
     long layers, part_count, tokens, hidden, feed, kind;
     long few; /* multiplications that one thread has done before others have woken up */
     long threads;
@@ -69,15 +72,18 @@ typedef void rowwise(const struct pass *, const struct block *, long row);
 
 static void enter(const struct pass *p, const struct block *b, long row)
 {
-    long at = row * p->hidden * item(p->kind);
+    long size = p->hidden * item(p->kind), at = row * size;
+    if (b->kept)
+        memcpy(b->kept + at, p->x + at, size);
     norm(p->kind, b->attention_norm, b->attention_epsilon, p->x + at, p->normed + at, p->hidden);
 }
 
+/* Rotates a token's queries and keys, and writes its keys and values to the pools. */
 static void turn_heads(const struct pass *p, const struct block *b, long row)
 {
     const struct layer *a = b->attention;
     long dim = a->key_dim, queries = a->heads * a->group, size = dim * item(p->kind);
-    char *head = p->states + row * (queries + 2 * a->heads) * size;
+    char *first = p->states + row * (queries + 2 * a->heads) * size, *head = first;
     const char *cosine = p->cosine + row * size, *sine = p->sine + row * size;
     for (long h = 0; h < queries + a->heads; h++, head += size) {
         if (b->query_norm)
@@ -88,11 +94,14 @@ static void turn_heads(const struct pass *p, const struct block *b, long row)
         else
             rotate_bf16((unsigned short *)head, (const unsigned short *)cosine, (const unsigned short *)sine, dim / 2);
     }
+    write_row(a->keys, first + queries * size, size, a->heads, size, p->written[row]);
+    write_row(a->values, head, size, a->heads, size, p->written[row]);
 }
 
-static void add(const struct pass *p, long row)
+static void add(const struct pass *p, const struct block *b, long row)
 {
     long at = row * p->hidden * item(p->kind);
+    (void)b;
     if (p->kind == FLOATS)
         add_floats((float *)(p->x + at), (const float *)(p->normed + at), p->hidden);
     else
@@ -102,7 +111,7 @@ static void add(const struct pass *p, long row)
 static void add_attention(const struct pass *p, const struct block *b, long row)
 {
     long at = row * p->hidden * item(p->kind);
-    add(p, row);
+    add(p, b, row);
     norm(p->kind, b->feed_norm, b->feed_epsilon, p->x + at, p->normed + at, p->hidden);
 }
 
@@ -118,73 +127,87 @@ static void gate(const struct pass *p, const struct block *b, long row)
         gate_bf16((const unsigned short *)both, (const unsigned short *)(both + size), (unsigned short *)y, p->feed);
 }
 
-static void add_feed(const struct pass *p, const struct block *b, long row)
-{
-    (void)b;
-    add(p, row);
-}
-
 struct rows {
     rowwise *each;
     const struct pass *pass;
     const struct block *block;
-    long next;
 };
 
-#define STEP 16 /* rows that a thread takes at a time */
-
-static void work_on_rows(void *argument)
+static void do_rows(const void *what, long first, long end)
 {
-    struct rows *job = argument;
-    for (;;) {
-        long first = __atomic_fetch_add(&job->next, STEP, __ATOMIC_RELAXED);
-        if (first >= job->pass->tokens)
-            return;
-        for (long row = first; row < first + STEP && row < job->pass->tokens; row++)
-            job->each(job->pass, job->block, row);
-    }
+    const struct rows *job = what;
+    for (long row = first; row < end; row++)
+        job->each(job->pass, job->block, row);
 }
 
-static void for_rows(rowwise *each, const struct pass *p, const struct block *b)
+static void for_rows(struct stage *s, rowwise *each, const struct pass *p, const struct block *b)
 {
-    struct rows job = {each, p, b, 0};
-    if (p->threads > 1 && p->tokens > STEP)
-        p->run(work_on_rows, &job, p->threads, 0);
-    else
-        work_on_rows(&job);
+    struct rows job = {each, p, b};
+    take_part(s, do_rows, &job, p->tokens, 1, p->threads);
 }
 
-static void multiply(const struct pass *p, const struct product *product, const char *x, char *y)
+struct numbers {
+    const unsigned short *from;
+    float *to;
+    long width;
+};
+
+static void widen_rows(const void *what, long first, long end)
+{
+    const struct numbers *n = what;
+    for (long i = first * n->width; i < end * n->width; i++)
+        n->to[i] = from_bf16(n->from[i]);
+}
+
+/* Two stages. */
+static void multiply(struct stage *s, const struct pass *p, const struct product *product, const char *x, char *y)
 {
     if (product->floats && p->kind == PAIRS) {
-        for (long i = 0; i < p->tokens * product->depth * (product->kind == PAIRS ? 2 : 1); i++)
-            p->wide[i] = from_bf16(((const unsigned short *)x)[i]);
+        struct numbers all = {(const unsigned short *)x, p->wide, product->depth * (product->kind == PAIRS ? 2 : 1)};
+        take_part(s, widen_rows, &all, p->tokens, 1, p->threads);
         x = (const char *)p->wide;
     }
-    slipstream_multiply(product, x, y, p->tokens, p->few, p->threads, p->run);
+    struct rows_of_product job = {product, x, y, p->tokens};
+    take_part(s + 1, multiply_blocks, &job, blocks_of(product), MOST_SIDE, p->threads);
 }
 
-void slipstream_decode(const struct pass *p)
+/* What each of the threads of a pass does. */
+static void decode(void *argument)
 {
+    const struct pass *p = argument;
     for (long layer = 0; layer < p->layers; layer++) {
         const struct block *b = p->blocks + layer;
         const struct layer *a = b->attention;
+        struct stage *s = p->stages + layer * STAGES;
         long size = a->key_dim * item(p->kind), queries = a->heads * a->group * size, keys = a->heads * size;
         long token = queries + 2 * keys;
         struct call call = {p->states, p->states + queries, p->states + queries + keys, p->found,
                             token, size, token, size, token, size};
-        if (b->kept)
-            memcpy(b->kept, p->x, p->tokens * p->hidden * item(p->kind));
-        for_rows(enter, p, b);
-        multiply(p, b->qkv, p->normed, p->states);
-        for_rows(turn_heads, p, b);
-        slipstream_attend(a, &call, p->parts, p->part_count, p->written, p->tokens, p->few, p->threads,
-                          p->run);
-        multiply(p, b->out, p->found, p->normed);
-        for_rows(add_attention, p, b);
-        multiply(p, b->gate_up, p->normed, p->gates);
-        for_rows(gate, p, b);
-        multiply(p, b->down, p->fed, p->normed);
-        for_rows(add_feed, p, b);
+        struct parts_of_step parts = {a, &call, p->parts};
+        for_rows(s, enter, p, b);
+        multiply(s + 1, p, b->qkv, p->normed, p->states);
+        for_rows(s + 3, turn_heads, p, b);
+        take_part(s + 4, attend_heads, &parts, p->part_count * a->heads, 1, p->threads);
+        multiply(s + 5, p, b->out, p->found, p->normed);
+        for_rows(s + 7, add_attention, p, b);
+        multiply(s + 8, p, b->gate_up, p->normed, p->gates);
+        for_rows(s + 10, gate, p, b);
+        multiply(s + 11, p, b->down, p->fed, p->normed);
+        for_rows(s + 13, add, p, b);
+    }
+}
+
+/* Threads are woken up once. */
+void slipstream_decode(struct pass *p)
+{
+    long each = 0; /* multiplications of a token in a layer */
+    const struct product *products[] = {p->blocks->qkv, p->blocks->out, p->blocks->gate_up, p->blocks->down};
+    for (int i = 0; i < 4; i++)
+        each += products[i]->features * products[i]->depth * (products[i]->kind == PAIRS ? 2 : 1);
+    if (p->threads > 1 && p->tokens * p->layers * each > p->few) {
+        p->run(decode, p, (unsigned)p->threads, 0);
+    } else {
+        p->threads = 1;
+        decode(p);
     }
 }

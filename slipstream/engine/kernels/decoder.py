@@ -16,6 +16,10 @@ from slipstream.engine.kernels.norms import RmsNorm
 from slipstream.engine.kernels.products import PackedProduct
 
 
+STAGE_BYTES = 16 * 64
+"""The `struct stage`s of a layer."""
+
+
 @dataclass(frozen=True)
 class LayerParts:
     """A layer's products and norms."""
@@ -45,7 +49,7 @@ class _Pass(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("blocks", "parts", "written", "cosine", "sine", "x")),
-        *((name, ctypes.c_void_p) for name in ("normed", "states", "found", "gates", "fed", "wide")),
+        *((name, ctypes.c_void_p) for name in ("normed", "states", "found", "gates", "fed", "wide", "stages")),
         *((name, ctypes.c_long) for name in ("layers", "part_count", "tokens", "hidden", "feed", "kind")),
         ("few", ctypes.c_long),
         ("threads", ctypes.c_long),
@@ -82,6 +86,7 @@ class PackedLayers:
         for width in self._widths[:-1]:
             places.append(places[-1] + tokens * width * x.element_size())
         wide = torch.empty(tokens * self._widest if x.dtype is torch.bfloat16 else 0)
+        stages = torch.zeros(len(self._layers) * STAGE_BYTES, dtype=torch.uint8)
         kernels = step.layers[0].kernels
         given = (parts.ctypes.data, step.parts.rows.data_ptr(), cosine.data_ptr(), sine.data_ptr(), x.data_ptr())
         sizes = (len(self._layers), len(parts), tokens, self._hidden, self._feed, KINDS[x.dtype])
@@ -91,6 +96,7 @@ class PackedLayers:
             *given,
             *places,
             wide.data_ptr(),
+            stages.data_ptr(),
             *sizes,
             compiled.FEW,
             threads,

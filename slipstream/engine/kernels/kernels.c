@@ -10,6 +10,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #include <math.h>
+#include <sched.h>
 #include <string.h>
 
 enum { FLOATS = 0, PAIRS = 1, BYTES = 2 };
@@ -159,35 +160,37 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define DOT_PAIRS(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 #include "avx512.h"
 
-struct job {
+#include "stages.h"
+
+/* Rows of a product, to be divided by blocks of features. */
+struct rows_of_product {
     const struct product *product;
     const char *x;
     char *y;
-    long rows, blocks, step, next;
+    long rows;
 };
 
-static void work(void *argument)
+static void multiply_blocks(const void *what, long first, long end)
 {
-    struct job *job = argument;
+    const struct rows_of_product *job = what;
     const struct product *p = job->product;
-    for (;;) {
-        long first = __atomic_fetch_add(&job->next, job->step, __ATOMIC_RELAXED);
-        if (first >= job->blocks)
-            return;
-        long end = first + job->step < job->blocks ? first + job->step : job->blocks;
+    for (long row = 0; row < job->rows; row += MOST_ROWS) {
+        long rows = job->rows - row < MOST_ROWS ? job->rows - row : MOST_ROWS;
+        const char *x = job->x + row * p->depth * (p->floats && p->kind == PAIRS ? 8 : 4);
+        char *y = job->y + row * p->features * item(p->result);
         if (p->level == AVX2)
-            avx2_blocks(p, job->x, job->rows, job->y, first, end);
+            avx2_blocks(p, x, rows, y, first, end);
         else if (p->level == AVX512)
-            avx512_blocks(p, job->x, job->rows, job->y, first, end);
+            avx512_blocks(p, x, rows, y, first, end);
         else
-            avx512_bf16_blocks(p, job->x, job->rows, job->y, first, end);
+            avx512_bf16_blocks(p, x, rows, y, first, end);
     }
 }
 
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 6;
+    return 7;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. */
@@ -207,59 +210,46 @@ long slipstream_width(long level)
     return level == AVX2 ? 16 : 32;
 }
 
-typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
+static long blocks_of(const struct product *p)
+{
+    long width = slipstream_width(p->level);
+    return (p->features + width - 1) / width;
+}
 
 /* y [rows, features] of x [rows, depth]. One thread does `few` multiplications before others have woken up; `run` is
  * GOMP_parallel of the OpenMP that torch computes with. */
 void slipstream_multiply(const struct product *p, const char *x, char *y, long rows, long few, unsigned threads,
                          parallel *run)
 {
-    long width = slipstream_width(p->level);
+    struct rows_of_product job = {p, x, y, rows};
     if (rows * p->features * p->depth * (p->kind == PAIRS ? 2 : 1) <= few)
         threads = 1;
-    for (long row = 0; row < rows; row += MOST_ROWS) {
-        struct job job = {p, x + row * p->depth * (p->floats && p->kind == PAIRS ? 8 : 4), y + row * p->features * item(p->result), rows - row, 0, 1, 0};
-        if (job.rows > MOST_ROWS)
-            job.rows = MOST_ROWS;
-        job.blocks = (p->features + width - 1) / width;
-        if (threads > 1 && job.blocks > 1) {
-            job.step = job.blocks / (8 * threads) + 1;
-            run(work, &job, threads, 0);
-        } else {
-            job.step = job.blocks;
-            work(&job);
-        }
-    }
+    divide(multiply_blocks, &job, blocks_of(p), MOST_SIDE, threads, run);
 }
 
-struct attention {
+/* Parts of a step, to be divided by part and KV head. */
+struct parts_of_step {
     const struct layer *layer;
     const struct call *call;
     const struct part *parts;
-    long tasks, next;
 };
 
-static void work_on_attention(void *argument)
+static void attend_heads(const void *what, long first, long end)
 {
-    struct attention *job = argument;
-    for (;;) {
-        long task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED), heads = job->layer->heads;
-        if (task >= job->tasks)
-            return;
-        const struct part *part = job->parts + task / heads;
+    const struct parts_of_step *job = what;
+    long heads = job->layer->heads;
+    for (long at = first; at < end; at++)
         if (job->layer->level == AVX2)
-            avx2_attend(job->layer, job->call, part, task % heads);
+            avx2_attend(job->layer, job->call, job->parts + at / heads, at % heads);
         else
-            avx512_attend(job->layer, job->call, part, task % heads);
-    }
+            avx512_attend(job->layer, job->call, job->parts + at / heads, at % heads);
 }
 
-static void write_rows(char *pool, const char *rows, long token, long head, long heads, long bytes, const long *written,
-                       long tokens)
+/* Copies a token's heads of keys or values, `head` bytes from each other, to a row of their pool. */
+static void write_row(char *pool, const char *from, long head, long heads, long bytes, long row)
 {
-    for (long t = 0; t < tokens; t++)
-        for (long h = 0; h < heads; h++)
-            memcpy(pool + (written[t] * heads + h) * bytes, rows + t * token + h * head, bytes);
+    for (long h = 0; h < heads; h++)
+        memcpy(pool + (row * heads + h) * bytes, from + h * head, bytes);
 }
 
 /* Writes the keys and values of `tokens` tokens to the pool rows `written`, then lets every part's tokens see theirs. */
@@ -267,15 +257,16 @@ void slipstream_attend(const struct layer *a, const struct call *c, const struct
                        const long *written, long tokens, long few, unsigned threads, parallel *run)
 {
     long key = a->key_dim * item(a->kind), value = a->value_dim * item(a->kind), pairs = 0;
-    write_rows(a->keys, c->key, c->key_token, c->key_head, a->heads, key, written, tokens);
-    write_rows(a->values, c->value, c->value_token, c->value_head, a->heads, value, written, tokens);
+    for (long t = 0; t < tokens; t++) {
+        write_row(a->keys, c->key + t * c->key_token, c->key_head, a->heads, key, written[t]);
+        write_row(a->values, c->value + t * c->value_token, c->value_head, a->heads, value, written[t]);
+    }
     for (long i = 0; i < count; i++) /* tokens times keys */
         pairs += parts[i].count * (parts[i].base + parts[i].first + parts[i].count);
-    struct attention job = {a, c, parts, count * a->heads, 0};
-    if (threads > 1 && job.tasks > 1 && pairs * a->heads * a->group * (a->key_dim + a->value_dim) > few)
-        run(work_on_attention, &job, threads, 0);
-    else
-        work_on_attention(&job);
+    struct parts_of_step job = {a, c, parts};
+    if (pairs * a->heads * a->group * (a->key_dim + a->value_dim) <= few)
+        threads = 1;
+    divide(attend_heads, &job, count * a->heads, 1, threads, run);
 }
 
 /* y [rows, width] = x / sqrt(mean square of the row + epsilon) * weight, in fp32 and rounded once. Squares are added up
