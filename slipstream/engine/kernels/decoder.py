@@ -15,7 +15,6 @@ from slipstream.engine.kernels.compiled import KINDS
 from slipstream.engine.kernels.norms import RmsNorm
 from slipstream.engine.kernels.products import PackedProduct
 
-
 STAGE_BYTES = 16 * 64
 """The `struct stage`s of a layer."""
 
