@@ -155,7 +155,7 @@ FAR_OFF = {"float32": 1e-5, "bfloat16": 0.06}
 
 @pytest.mark.parametrize("dtype", FAR_OFF)
 @pytest.mark.parametrize("family", LIKE)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 5])
 @torch.inference_mode()
 def test_all_layers_in_one_call_are_the_layers_one_by_one(
     family: str, dtype: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,3 +192,20 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(
             states, expected = one.hidden.layers[number].float(), other.hidden.layers[number].float()
             assert (states - expected).norm() <= FAR_OFF[dtype] * expected.norm()
         assert math.isfinite(float(one.hidden.last.float().norm()))
+
+
+@torch.inference_mode()
+def test_more_threads_than_cores_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for each other at each stage of each layer, and some of them come late."""
+    if compiled.find_kernels() is None:
+        pytest.skip("no kernels are installed")
+    monkeypatch.setattr(compiled, "FEW", 0)
+    engine = TorchEngine(load_checkpoint(str(save_checkpoint("llama", tmp_path)), "float32"), 256)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, *[7] * 40):
+        torch.set_num_threads(threads)
+        step = Segment(begin_unshared(engine, 64), prompt(20, 0), [], [])
+        found.append(engine.forward([step]).logits)
+        engine.close(step.sequence)
+    torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
