@@ -39,6 +39,8 @@ INLINE floats16 dot16(floats16 sum, ints16 a, ints16 b)
 #define LANES 16
 #define VECTORS 2
 #define TILE_ROWS 12
+#define GROUP_ROWS 12
+#define GROUP_SIDE 1
 #define AHEAD 16384
 #define LOAD load16
 #define STORE store16

@@ -75,7 +75,7 @@ TARGET static void NAME(values)(const struct part *p, const char *values, long s
 /* Adds x [rows, stride] times w [depth, WIDTH] to sums [rows, WIDTH]. */
 TARGET static void NAME(add_product)(const float *x, long stride, const float *w, long depth, float *sums, long rows)
 {
-    struct steps s = {(const char *)w, 0, depth, (const char *)w, WIDTH * sizeof(float)};
+    struct steps s = {(const char *)w, 0, depth, (const char *)w, WIDTH * sizeof(float), 0};
     for (long row = 0; row < rows; row += TILE_ROWS)
         NAME(tile)(FLOATS, &s, (const char *)(x + row * stride), stride, sums + row * WIDTH,
                    (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS), 1);

@@ -5,6 +5,8 @@
 #define LANES 16
 #define VECTORS 2
 #define TILE_ROWS 12
+#define GROUP_ROWS 12
+#define GROUP_SIDE 1
 #define AHEAD 16384
 #define LOAD _mm512_loadu_ps
 #define STORE _mm512_storeu_ps

@@ -10,13 +10,14 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #include <math.h>
-#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 enum { FLOATS = 0, PAIRS = 1, BYTES = 2 };
 enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 #define MOST_ROWS 256
-#define CHUNK 128   /* input features whose weights stay in the first cache for all rows */
+#define CHUNK 128   /* input features whose weights stay in the first cache for all rows, of all blocks side by side */
+#define GROUPS 3    /* of rows at most, where a group takes blocks side by side */
 #define MOST_SIDE 4 /* blocks of output features that few rows take at once */
 #define BLOCK 128 /* positions whose keys are added up at a time */
 #define SUMS 16
@@ -36,12 +37,13 @@ struct product {
     long floats; /* 1: rows are floats, whatever the result is */
 };
 
-/* Some steps through the weights of blocks that lie `apart` bytes from each other: an input feature each, or two. */
+/* Some steps through the weights of blocks side by side: an input feature each, or two. */
 struct steps {
     const char *weights;
-    long apart, count;
-    const char *next; /* what memory is asked for meanwhile: `share` bytes a step, in every block */
+    long apart, count; /* bytes from block to block */
+    const char *next;  /* what memory is asked for meanwhile: `share` bytes a step, in every block */
     long share;
+    long sums_apart; /* floats from a block's sums to the next one's */
 };
 
 /* Keys and values of one layer: they lie in pools [rows, heads, dim]. */
@@ -139,6 +141,8 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define LANES 8
 #define VECTORS 2
 #define TILE_ROWS 6
+#define GROUP_ROWS 3
+#define GROUP_SIDE 2
 #define AHEAD 2048
 #define LOAD _mm256_loadu_ps
 #define STORE _mm256_storeu_ps

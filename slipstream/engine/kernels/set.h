@@ -24,6 +24,8 @@
 #undef LANES
 #undef VECTORS
 #undef TILE_ROWS
+#undef GROUP_ROWS
+#undef GROUP_SIDE
 #undef LOAD
 #undef STORE
 #undef SPREAD

@@ -9,7 +9,7 @@ struct stage {
 typedef void each(const void *what, long first, long end);
 typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
 
-#define SPINS 4000 /* looks, some 40 ns each, before a waiting thread lets others run on its core */
+#define SPINS 4000 /* looks, some 40 ns each, before a thread sleeps: whom it waits for has lost its core to other work */
 
 /* Takes a share of what is left at a time, so that threads end together; `least` items at least. */
 static void take_part(struct stage *s, each *each, const void *what, long count, long least, long threads)
@@ -25,11 +25,12 @@ static void take_part(struct stage *s, each *each, const void *what, long count,
         __atomic_fetch_add(&s->done, end - first, __ATOMIC_RELEASE);
         first = __atomic_load_n(&s->next, __ATOMIC_RELAXED);
     }
+    const struct timespec nap = {0, 50000};
     for (long spin = 0; __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) < count; spin++)
         if (spin < SPINS)
             _mm_pause();
         else
-            sched_yield();
+            nanosleep(&nap, 0);
 }
 
 struct division {

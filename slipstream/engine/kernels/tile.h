@@ -7,7 +7,7 @@
 #define SIDE(rows) (TILE_ROWS / (rows) < MOST_SIDE ? TILE_ROWS / (rows) : MOST_SIDE)
 #define UNROLLED _Pragma("GCC unroll 16")
 
-/* Adds to sums [side, TILE_ROWS, WIDTH]. x [rows, stride] are floats, or, where pairs are multiplied, pairs of bf16. */
+/* Adds to the sums [rows, WIDTH] of each block. x [rows, stride] are floats, or, where pairs are multiplied, pairs of bf16. */
 TARGET ALWAYS void NAME(add_up)(const struct steps *s, const char *x, long stride, float *sums, const int rows,
                                 const int side, const long kind)
 {
@@ -17,7 +17,7 @@ TARGET ALWAYS void NAME(add_up)(const struct steps *s, const char *x, long strid
     UNROLLED for (int b = 0; b < side; b++)
         UNROLLED for (int r = 0; r < rows; r++)
             UNROLLED for (int v = 0; v < VECTORS; v++)
-                acc[b][r][v] = LOAD(sums + (b * TILE_ROWS + r) * WIDTH + v * LANES);
+                acc[b][r][v] = LOAD(sums + b * s->sums_apart + r * WIDTH + v * LANES);
     for (long k = 0; k < s->count; k++, w += line, next += s->share)
         UNROLLED for (int b = 0; b < side; b++) {
             const char *at = w + b * s->apart;
@@ -58,10 +58,10 @@ TARGET ALWAYS void NAME(add_up)(const struct steps *s, const char *x, long strid
     UNROLLED for (int b = 0; b < side; b++)
         UNROLLED for (int r = 0; r < rows; r++)
             UNROLLED for (int v = 0; v < VECTORS; v++)
-                STORE(sums + (b * TILE_ROWS + r) * WIDTH + v * LANES, acc[b][r][v]);
+                STORE(sums + b * s->sums_apart + r * WIDTH + v * LANES, acc[b][r][v]);
 }
 
-/* Up to TILE_ROWS rows; `side` is 1 or SIDE(rows). */
+/* Up to TILE_ROWS rows; `side` is 1, GROUP_SIDE of up to GROUP_ROWS rows, or SIDE(rows). */
 TARGET static void NAME(tile)(long kind, const struct steps *s, const char *x, long stride, float *sums, int rows,
                               int side)
 {
@@ -71,6 +71,7 @@ TARGET static void NAME(tile)(long kind, const struct steps *s, const char *x, l
         else NAME(add_up)(s, x, stride, sums, n, side, PAIRS)
 #define CASE(n) case n: \
         if (side == 1) { KIND(n, 1); } \
+        else if (side == GROUP_SIDE && n <= GROUP_ROWS) { KIND(n, GROUP_SIDE); } \
         else { KIND(n, SIDE(n)); } \
         break;
     switch (rows) {
@@ -98,20 +99,20 @@ TARGET static void NAME(widen)(long kind, const char *w, long count, float *to)
             }
 }
 
-/* Adds up the features of one block for more rows than a tile has. A chunk of the weights stays in the first cache for
- * all of them, and the next one is on its way meanwhile. */
-TARGET static void NAME(chunks)(const struct product *p, const char *w, const char *x, long rows, float *sums)
+/* Adds up blocks for more rows than one tile has: `side` of them, 1 or GROUP_SIDE of floats. A chunk of the weights stays
+ * in the first cache for all rows, and the next one is on its way meanwhile. sums [side, rows, WIDTH] */
+TARGET static void NAME(chunks)(const struct product *p, const char *w, const char *x, long rows, float *sums, int side)
 {
     float wide[CHUNK * WIDTH];
-    long groups = (rows + TILE_ROWS - 1) / TILE_ROWS, each = (rows + groups - 1) / groups;
+    long most = side == 1 ? TILE_ROWS : GROUP_ROWS;
+    long groups = (rows + most - 1) / most, each = (rows + groups - 1) / groups;
     int widens = p->floats && p->kind != FLOATS && groups > 2;
     long features = p->kind == PAIRS ? 2 : 1; /* of a step */
-    long count = widens ? CHUNK / features : CHUNK, line = WIDTH * (p->kind == BYTES ? 1 : 4);
-    long stride = p->depth * (p->floats ? features : 1);
+    long count = CHUNK / side / (widens ? features : 1), line = WIDTH * (p->kind == BYTES ? 1 : 4);
+    long stride = p->depth * (p->floats ? features : 1), bytes = p->depth * line;
     for (long k = 0; k < p->depth; k += count) {
         long steps = p->depth - k < count ? p->depth - k : count;
-        const char *next = w + (k + steps) * line;
-        struct steps s = {w + k * line, 0, steps, next, 0};
+        struct steps s = {w + k * line, bytes, steps, w + (k + steps) * line, 0, rows * WIDTH};
         if (widens) {
             NAME(widen)(p->kind, s.weights, steps, wide);
             s.weights = (const char *)wide, s.count *= features;
@@ -119,7 +120,7 @@ TARGET static void NAME(chunks)(const struct product *p, const char *w, const ch
         s.share = (steps * line + groups * s.count - 1) / (groups * s.count);
         for (long row = 0; row < rows; row += each, s.next += s.count * s.share)
             NAME(tile)(widens ? FLOATS : p->kind, &s, x + (row * stride + k * (p->floats ? features : 1)) * 4, stride,
-                       sums + row * WIDTH, (int)(rows - row < each ? rows - row : each), 1);
+                       sums + row * WIDTH, (int)(rows - row < each ? rows - row : each), side);
     }
 }
 
@@ -147,21 +148,23 @@ TARGET static void NAME(finish)(const struct product *p, long rows, char *y, lon
 /* All rows of the blocks first .. end-1. */
 TARGET static void NAME(blocks)(const struct product *p, const char *x, long rows, char *y, long first, long end)
 {
-    float sums[MOST_ROWS * WIDTH];
-    long bytes = p->depth * WIDTH * (p->kind == BYTES ? 1 : 4), line = bytes / p->depth;
+    float sums[GROUP_SIDE * MOST_ROWS * WIDTH];
+    long line = WIDTH * (p->kind == BYTES ? 1 : 4), bytes = p->depth * line;
     long stride = p->depth * (p->floats && p->kind == PAIRS ? 2 : 1);
+    int few = rows <= (p->kind == FLOATS ? GROUP_ROWS : TILE_ROWS);
+    long wanted = few ? SIDE(rows) : p->kind == FLOATS && rows <= GROUPS * GROUP_ROWS ? GROUP_SIDE : 1;
     for (long block = first, side; block < end; block += side) {
         const char *w = (const char *)p->weights + block * bytes;
-        side = rows <= TILE_ROWS && end - block >= SIDE(rows) ? SIDE(rows) : 1;
+        side = end - block >= wanted ? wanted : 1;
         for (long b = 0; b < side; b++)
-            memset(sums + b * TILE_ROWS * WIDTH, 0, rows * WIDTH * sizeof(float));
-        if (rows > TILE_ROWS) {
-            NAME(chunks)(p, w, x, rows, sums);
+            memset(sums + b * rows * WIDTH, 0, rows * WIDTH * sizeof(float));
+        if (!few) {
+            NAME(chunks)(p, w, x, rows, sums, (int)side);
         } else {
-            struct steps s = {w, bytes, p->depth, w + AHEAD / side, line};
+            struct steps s = {w, bytes, p->depth, w + AHEAD / side, line, rows * WIDTH};
             NAME(tile)(p->kind, &s, x, stride, sums, (int)rows, (int)side);
         }
         for (long b = 0; b < side; b++)
-            NAME(finish)(p, rows, y, block + b, sums + b * TILE_ROWS * WIDTH);
+            NAME(finish)(p, rows, y, block + b, sums + b * rows * WIDTH);
     }
 }
