@@ -37,9 +37,9 @@ every step: that costs more than the mathematics of small models, and took 60 % 
 """
 
 PATIENT_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""OpenMP's threads sleep between their calls. By default they spin, which takes the cores from the other roles on a small
-machine: beside other work a token cost 140 ms of CPU instead of 15. To wake one takes so long that a pass of the kernels
-does it once (`engine/kernels/stages.h`).
+"""OpenMP's threads sleep between their calls. By default they spin, which takes the cores from the other roles on a
+small machine: beside other work a token cost 140 ms of CPU instead of 15. To wake one takes so long that a pass of the
+kernels does it once (`engine/kernels/stages.h`).
 """
 
 DEADLY_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
