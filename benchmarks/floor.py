@@ -122,5 +122,5 @@ def main(threads: int, repeats: int) -> None:
 
 if __name__ == "__main__":
     if not PATIENT_THREADS.keys() <= os.environ.keys():  # read when OpenMP begins
-        os.execve(sys.executable, [*sys.orig_argv], os.environ | PATIENT_THREADS)
+        os.execve(sys.executable, sys.orig_argv, os.environ | PATIENT_THREADS)
     main(threads_for(int(sys.argv[1]) if sys.argv[1:] else 0), int(sys.argv[2]) if sys.argv[2:] else 15)

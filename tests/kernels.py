@@ -13,8 +13,7 @@ from slipstream.engine.kernels.compiled import Kernels
 
 
 def compile_kernels(folder: Path) -> Path:
-    source = Path(compiled.__file__).with_name("kernels.c")
-    return _compile(source, folder / "kernels.so", "-O3", "-Wall", "-Wextra", "-Werror")
+    return _compile(folder / "kernels.so", "-O3", "-Wall", "-Wextra", "-Werror")
 
 
 def kernels(path: Path, wide: bool) -> Kernels:
@@ -29,21 +28,16 @@ def kernels(path: Path, wide: bool) -> Kernels:
 
 
 def _emulated(folder: Path) -> Path:
-    path, sources = folder / "emulated.so", folder / "emulated"
-    if not path.exists():
-        sources.mkdir()
-        for each in Path(compiled.__file__).parent.glob("*.[ch]"):
-            shutil.copy(each, sources)
-        shutil.copy(Path(__file__).with_name("wide_vectors.h"), sources / "avx512.h")
-        pretended = ("-D__builtin_cpu_supports(x)=1", "-D__builtin_cpu_init()=(void)0")
-        _compile(sources / "kernels.c", path, "-O0", "-Wno-psabi", *pretended)
-    return path
+    path, vectors = folder / "emulated.so", Path(__file__).with_name("wide_vectors.h")
+    pretended = ("-D__builtin_cpu_supports(x)=1", "-D__builtin_cpu_init()=(void)0")
+    return path if path.exists() else _compile(path, "-O0", "-Wno-psabi", f'-DWIDE_VECTORS="{vectors}"', *pretended)
 
 
-def _compile(source: Path, path: Path, *options: str) -> Path:
+def _compile(path: Path, *options: str) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
+    source = Path(compiled.__file__).with_name("kernels.c")
     fixed = ("-ffp-contract=off", "-fPIC", "-shared")
     subprocess.run([compiler, *fixed, *options, str(source), "-o", str(path)], check=True)
     return path

@@ -1,4 +1,4 @@
-/* The operations of avx512.h in plain C, for CPUs that have no AVX-512: tests put this file in its place. A product of
+/* The operations of AVX-512 in plain C, for CPUs that have no AVX-512: tests compile them in. A product of
  * pairs is added up number by number, which AVX512-BF16 does in its own order. */
 
 #ifndef EMULATED
@@ -36,12 +36,6 @@ INLINE floats16 dot16(floats16 sum, ints16 a, ints16 b)
 #endif
 #define V floats16
 #define I ints16
-#define LANES 16
-#define VECTORS 2
-#define TILE_ROWS 12
-#define GROUP_ROWS 12
-#define GROUP_SIDE 1
-#define AHEAD 16384
 #define LOAD load16
 #define STORE store16
 #define SPREAD spread16
@@ -51,4 +45,3 @@ INLINE floats16 dot16(floats16 sum, ints16 a, ints16 b)
 #define LOAD_BYTES load_bytes16
 #define EVEN even16
 #define ODD odd16
-#include "set.h"

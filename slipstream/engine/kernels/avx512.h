@@ -1,13 +1,16 @@
-/* The operations of set.h on CPUs with AVX-512. */
+/* What set.h takes on CPUs with AVX-512. Tests bring operations of their own for other CPUs. */
 
-#define V __m512
-#define I __m512i
 #define LANES 16
 #define VECTORS 2
 #define TILE_ROWS 12
 #define GROUP_ROWS 12
 #define GROUP_SIDE 1
 #define AHEAD 16384
+#ifdef WIDE_VECTORS
+#include WIDE_VECTORS
+#else
+#define V __m512
+#define I __m512i
 #define LOAD _mm512_loadu_ps
 #define STORE _mm512_storeu_ps
 #define SPREAD _mm512_set1_ps
@@ -17,4 +20,5 @@
 #define LOAD_BYTES(p) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define EVEN(p) _mm512_castsi512_ps(_mm512_slli_epi32(p, 16))
 #define ODD(p) _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32((int)0xffff0000)))
+#endif
 #include "set.h"

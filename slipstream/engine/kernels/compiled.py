@@ -20,6 +20,8 @@ VERSION = 7
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The kernels' names of what a pass computes with; weights may be BYTES."""
 BYTES = 2
+AVX512_BF16 = 3
+"""The highest level of kernels.c."""
 FEW = 1 << 18
 """Multiplications that one thread has done before others have woken up."""
 
@@ -36,7 +38,7 @@ class Kernels:
         """Which instructions are used; 0 where none of them are there."""
         self.width: int = library.slipstream_width(ctypes.c_long(self.level))
         """Output features side by side."""
-        self.multiplies_pairs = self.level == 3
+        self.multiplies_pairs = self.level == AVX512_BF16
         """False if rows must be floats where weights are bf16."""
         self.multiply = library.slipstream_multiply
         pointer = ctypes.c_void_p

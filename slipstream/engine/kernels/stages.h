@@ -9,7 +9,8 @@ struct stage {
 typedef void each(const void *what, long first, long end);
 typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
 
-#define SPINS 4000 /* looks, some 40 ns each, before a thread sleeps: whom it waits for has lost its core to other work */
+/* Looks, some 40 ns each, before a thread sleeps: whom it waits for has lost its core to other work. */
+#define SPINS 4000
 
 /* Takes a share of what is left at a time, so that threads end together; `least` items at least. */
 static void take_part(struct stage *s, each *each, const void *what, long count, long least, long threads)

@@ -7,7 +7,8 @@
 #define SIDE(rows) (TILE_ROWS / (rows) < MOST_SIDE ? TILE_ROWS / (rows) : MOST_SIDE)
 #define UNROLLED _Pragma("GCC unroll 16")
 
-/* Adds to the sums [rows, WIDTH] of each block. x [rows, stride] are floats, or, where pairs are multiplied, pairs of bf16. */
+/* Adds to the sums [rows, WIDTH] of each block. x [rows, stride] are floats, or, where pairs are multiplied, pairs of
+ * bf16. */
 TARGET ALWAYS void NAME(add_up)(const struct steps *s, const char *x, long stride, float *sums, const int rows,
                                 const int side, const long kind)
 {
