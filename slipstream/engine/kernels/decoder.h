@@ -163,7 +163,7 @@ static void widen_rows(const void *what, long first, long end)
 static void multiply(struct stage *s, const struct pass *p, const struct product *product, const char *x, char *y)
 {
     if (product->floats && p->kind == PAIRS) {
-        struct numbers all = {(const unsigned short *)x, p->wide, product->depth * (product->kind == PAIRS ? 2 : 1)};
+        struct numbers all = {(const unsigned short *)x, p->wide, inputs(product)};
         take_part(s, widen_rows, &all, p->tokens, 1, p->threads);
         x = (const char *)p->wide;
     }
@@ -203,7 +203,7 @@ void slipstream_decode(struct pass *p)
     long each = 0; /* multiplications of a token in a layer */
     const struct product *products[] = {p->blocks->qkv, p->blocks->out, p->blocks->gate_up, p->blocks->down};
     for (int i = 0; i < 4; i++)
-        each += products[i]->features * products[i]->depth * (products[i]->kind == PAIRS ? 2 : 1);
+        each += products[i]->features * inputs(products[i]);
     if (p->threads > 1 && p->tokens * p->layers * each > p->few) {
         p->run(decode, p, (unsigned)p->threads, 0);
     } else {

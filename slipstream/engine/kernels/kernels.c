@@ -75,6 +75,18 @@ struct call {
     long query_token, query_head, key_token, key_head, value_token, value_head;
 };
 
+/* Input features. */
+static inline long inputs(const struct product *p)
+{
+    return p->depth * (p->kind == PAIRS ? 2 : 1);
+}
+
+/* Floats, or pairs of bf16, of a row. */
+static inline long row_length(const struct product *p)
+{
+    return p->floats ? inputs(p) : p->depth;
+}
+
 static inline long item(long kind)
 {
     return kind == FLOATS ? 4 : 2;
@@ -180,7 +192,7 @@ static void multiply_blocks(const void *what, long first, long end)
     const struct product *p = job->product;
     for (long row = 0; row < job->rows; row += MOST_ROWS) {
         long rows = job->rows - row < MOST_ROWS ? job->rows - row : MOST_ROWS;
-        const char *x = job->x + row * p->depth * (p->floats && p->kind == PAIRS ? 8 : 4);
+        const char *x = job->x + row * row_length(p) * 4;
         char *y = job->y + row * p->features * item(p->result);
         if (p->level == AVX2)
             avx2_blocks(p, x, rows, y, first, end);
@@ -226,7 +238,7 @@ void slipstream_multiply(const struct product *p, const char *x, char *y, long r
                          parallel *run)
 {
     struct rows_of_product job = {p, x, y, rows};
-    if (rows * p->features * p->depth * (p->kind == PAIRS ? 2 : 1) <= few)
+    if (rows * p->features * inputs(p) <= few)
         threads = 1;
     divide(multiply_blocks, &job, blocks_of(p), MOST_SIDE, threads, run);
 }

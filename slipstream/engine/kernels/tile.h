@@ -110,7 +110,7 @@ TARGET static void NAME(chunks)(const struct product *p, const char *w, const ch
     int widens = p->floats && p->kind != FLOATS && groups > 2;
     long features = p->kind == PAIRS ? 2 : 1; /* of a step */
     long count = CHUNK / side / (widens ? features : 1), line = WIDTH * (p->kind == BYTES ? 1 : 4);
-    long stride = p->depth * (p->floats ? features : 1), bytes = p->depth * line;
+    long stride = row_length(p), bytes = p->depth * line;
     for (long k = 0; k < p->depth; k += count) {
         long steps = p->depth - k < count ? p->depth - k : count;
         struct steps s = {w + k * line, bytes, steps, w + (k + steps) * line, 0, rows * WIDTH};
@@ -151,7 +151,6 @@ TARGET static void NAME(blocks)(const struct product *p, const char *x, long row
 {
     float sums[GROUP_SIDE * MOST_ROWS * WIDTH];
     long line = WIDTH * (p->kind == BYTES ? 1 : 4), bytes = p->depth * line;
-    long stride = p->depth * (p->floats && p->kind == PAIRS ? 2 : 1);
     int few = rows <= (p->kind == FLOATS ? GROUP_ROWS : TILE_ROWS);
     long wanted = few ? SIDE(rows) : p->kind == FLOATS && rows <= GROUPS * GROUP_ROWS ? GROUP_SIDE : 1;
     for (long block = first, side; block < end; block += side) {
@@ -163,7 +162,7 @@ TARGET static void NAME(blocks)(const struct product *p, const char *x, long row
             NAME(chunks)(p, w, x, rows, sums, (int)side);
         } else {
             struct steps s = {w, bytes, p->depth, w + AHEAD / side, line, rows * WIDTH};
-            NAME(tile)(p->kind, &s, x, stride, sums, (int)rows, (int)side);
+            NAME(tile)(p->kind, &s, x, row_length(p), sums, (int)rows, (int)side);
         }
         for (long b = 0; b < side; b++)
             NAME(finish)(p, rows, y, block + b, sums + b * rows * WIDTH);
