@@ -14,7 +14,10 @@ def test_every_matrix_counts_once_and_the_tied_embeddings_as_the_head(monkeypatc
     model = AutoModelForCausalLM.from_pretrained(MODELS / "target")
     matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
     head = model.get_output_embeddings().weight.numel()
-    assert floor.weight_bytes("float32", "") == 4 * matrices
-    assert floor.weight_bytes("bfloat16", "") == 2 * matrices
-    assert floor.weight_bytes("bfloat16", "int8") == matrices + head  # the head stays in bf16
-    assert floor.weight_bytes("float32", "int8-dynamic") == matrices
+    for dtype, quantisation, size in (
+        ("float32", "", 4 * matrices),
+        ("bfloat16", "", 2 * matrices),
+        ("bfloat16", "int8", matrices + head),  # the head stays in bf16
+        ("float32", "int8-dynamic", matrices),
+    ):
+        assert floor.weight_bytes(dtype, quantisation) == (matrices, size)
