@@ -59,7 +59,7 @@ class HiddenStates:
 class ModelOutput:
     logits: torch.Tensor
     """[rows, vocabulary]: per segment that wants logits, in order, the row of its last pending token, then one row per
-    node."""
+    node, or the rows of `Segment.wanted`."""
     hidden: HiddenStates | None = None
     """None unless they were requested."""
 

@@ -79,11 +79,22 @@ class Segment:
     """-1 is the root (the last pending token), else the index of an earlier node."""
     want_logits: bool = True
     """False for a prefill chunk that does not reach the end of the prompt."""
+    wanted: list[int] | None = None
+    """Nodes whose logits are wanted, -1 for the last pending token, in the order of the rows; None: that one and all
+    nodes."""
+    held: int = 0
+    """Leading tokens whose rows the sequence's last forward wrote, as part of this tree: they are not computed again.
+    Only for engines that need not be batch-invariant."""
 
     @property
     def tokens(self) -> int:
-        """KV rows this segment writes."""
+        """KV rows from the first pending token to the last node."""
         return len(self.pending) + len(self.nodes)
+
+    @property
+    def computed(self) -> int:
+        """KV rows this segment writes."""
+        return self.tokens - self.held
 
     @property
     def is_chain(self) -> bool:
@@ -92,7 +103,15 @@ class Segment:
 
     @property
     def logit_rows(self) -> int:
-        return 1 + len(self.nodes) if self.want_logits else 0
+        return len(self.logit_tokens())
+
+    def logit_tokens(self) -> list[int]:
+        """Which of its tokens have a row of logits, in the order of the rows; number 0 is the first one computed."""
+        first = len(self.pending) - self.held
+        if not self.want_logits:
+            return []
+        wanted = range(-1, len(self.nodes)) if self.wanted is None else self.wanted
+        return [first + node for node in wanted]
 
     def depths(self) -> list[int]:
         """Positions of pending tokens and nodes, counted from the sequence's length."""
@@ -113,6 +132,11 @@ class Segment:
             raise InvalidArgument(f"{len(self.nodes)} nodes came with {len(self.parents)} parents")
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
             raise InvalidArgument("a node's parent must be -1 or an earlier node")
+        if self.held and not (self.held < self.tokens and self.held <= sequence.ahead):
+            raise FailedPrecondition(f"{self.held} of {self.tokens} rows are said to be there, {sequence.ahead} are")
+        wanted = self.logit_tokens()
+        if wanted and not 0 <= min(wanted) <= max(wanted) < self.computed:
+            raise InvalidArgument(f"logits of {self.wanted} are wanted, which are not among the tokens computed")
         if sequence.length + self.tokens > sequence.capacity:
             raise OutOfRange(
                 f"{self.tokens} more tokens after {sequence.length} do not fit the {sequence.capacity} reserved ones"

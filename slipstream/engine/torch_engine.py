@@ -31,6 +31,8 @@ class TorchEngine(KVCacheManager):
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
         self._check_step(segments)
         self._check_tokens(segments)
+        if self.batch_invariant and any(segment.held for segment in segments):
+            raise InvalidArgument("a batch-invariant engine computes all rows of a tree in one pass")
         layers = len(self._checkpoint.layers)
         if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
             raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")

@@ -51,6 +51,20 @@ class HiddenRows:
 
 
 @dataclass(frozen=True, slots=True)
+class DeeperLevels:
+    """Budget: what to propose in the same call below the nodes that it proposes."""
+
+    levels: int
+    """Most further levels of nodes."""
+    expand: int
+    """Most nodes expanded in each of them: the likeliest that are not yet."""
+    path_log_probs: list[float]
+    """[expand of the context] log-probability of the path down to each node that is expanded first."""
+    least_log_prob: float
+    """Path log-probability that a node must reach to be expanded."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProposerContext:
     """A read-only view of one sequence for one call of `propose`.
 
@@ -78,6 +92,8 @@ class ProposerContext:
     """Budget: most committed tokens to read in this call."""
     max_nodes: int = UNLIMITED
     """Budget: most nodes to propose in this call."""
+    deeper: DeeperLevels | None = None
+    """None: nodes are proposed below `expand` alone, which any method may do at all times."""
     cache_salt: str = ""
     """Sequences of different salts share nothing that shows what the other one wrote."""
     prediction: tuple[int, ...] = ()

@@ -47,7 +47,8 @@ class NodeChooser:
                 continue
             some = [places[i] for i in chosen]
             propose = self._drawn if drawn else self._ranked
-            for place, nodes in zip(some, propose(some, processed[chosen]), strict=True):
+            own = processed if len(some) == len(places) else processed[chosen]
+            for place, nodes in zip(some, propose(some, own), strict=True):
                 answer = answers[place.index]
                 if not nodes:
                     error = "the draft model's numbers are broken for this session."

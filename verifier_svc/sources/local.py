@@ -19,6 +19,7 @@ from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import FailedPrecondition, Internal, ResourceExhausted, SlipstreamError
 from slipstream.proposers.base import (
     ROOT,
+    DeeperLevels,
     OpenedProposer,
     Proposal,
     ProposerContext,
@@ -49,6 +50,8 @@ MODEL_AHEAD = 4
 EXPAND = 4
 """Nodes of one session expanded in one pass, and PASS_NODES of all sessions, at least one of each."""
 PASS_NODES = 64
+PASS_LEVELS = 3
+"""Levels of a draft model's tree that one call proposes: handing a level over takes as long as computing it."""
 PASS_TOKENS = 512
 """Committed tokens that a pass reads; each session's share is at least READ_TOKENS."""
 READ_TOKENS = 16
@@ -88,7 +91,13 @@ class LocalSession(Attachment):
         self.length = len(self.session.tokens)
         self.tree = DraftTree(self.length)
 
-    def context(self, nodes: Sequence[DraftNode], expand: Sequence[DraftNode], max_read: int) -> ProposerContext:
+    def context(
+        self,
+        nodes: Sequence[DraftNode],
+        expand: Sequence[DraftNode],
+        max_read: int,
+        deeper: DeeperLevels | None = None,
+    ) -> ProposerContext:
         """A snapshot for the proposer: `nodes`, parents before children, and those of them, or the root, to expand."""
         session = self.session
         index = {id(node): number for number, node in enumerate(nodes)}
@@ -104,6 +113,7 @@ class LocalSession(Attachment):
             parents=[index.get(id(node.parent), ROOT) for node in nodes],
             expand=[index.get(id(node), ROOT) for node in expand],
             max_read_tokens=max_read,
+            deeper=deeper,
             cache_salt=session.cache_salt,
             prediction=session.prediction,
             structured_output=session.structure,
@@ -330,9 +340,11 @@ class LocalSource:
         if room <= 0 or attachment.no_room or not attachment.readable:
             return None
         depth = min(self._depth, min(session.max_length, self._max_length) - attachment.length)
-        starts = tree.frontier(min(expand, room), self._least_log_prob, depth)
+        count = min(expand, room)
+        starts = tree.frontier(count + 1, self._least_log_prob, depth)
         if not starts:
             return None
+        starts, next_best = starts[:count], starts[count:]
         unread = attachment.length - attachment.read_tokens
         if unread > share:
             return LocalRequest(attachment, attachment.context([], [], share), [])
@@ -340,9 +352,23 @@ class LocalSource:
         for node in starts:
             node.expanded = True
         # A proposer that closed the sequence for others has to read it again: as a prompt, not at once.
-        context = attachment.context(nodes, starts, max(unread, READ_TOKENS))
+        deeper = self._deeper(attachment, starts, next_best, expand, depth)
+        context = attachment.context(nodes, starts, max(unread, READ_TOKENS), deeper)
         attachment.in_pass = True
         return LocalRequest(attachment, context, [tree.root, *nodes])
+
+    def _deeper(
+        self, attachment: LocalSession, starts: list[DraftNode], next_best: list[DraftNode], expand: int, depth: int
+    ) -> DeeperLevels | None:
+        """Further levels down to `depth`, of what is likelier than the best node that is not expanded in this pass."""
+        if self._thread is None or self._need is not None or attachment.session.sampling.drawn:
+            return None
+        deepest = max(node.depth for node in starts) - attachment.tree.root.depth
+        levels = min(PASS_LEVELS, depth - deepest) - 1
+        least = attachment.tree.root.path_log_prob + self._least_log_prob
+        least = max([least, *(node.path_log_prob for node in next_best)])
+        paths = [node.path_log_prob for node in starts]
+        return DeeperLevels(levels, expand, paths, least) if levels > 0 else None
 
     def _most_nodes(self, session: Session) -> int:
         return self._ahead * session.max_draft_tokens if self._context.wanted else 0

@@ -63,7 +63,7 @@ class AttentionPlan:
         self._batch_invariant = batch_invariant
         self._segments = segments
         self._store = store
-        self._counts = [segment.tokens for segment in segments]
+        self._counts = [segment.computed for segment in segments]
         self._starts = [0, *accumulate(self._counts)]
         self._depths = [segment.depths() for segment in segments]
         self._rows: dict[torch.device, torch.Tensor] = {}
@@ -75,14 +75,12 @@ class AttentionPlan:
         positions: list[int] = []
         wanted: list[int] = []
         for segment, below in zip(segments, self._depths, strict=True):
-            base = segment.sequence.length
-            rows += segment.sequence.pool_rows(base, base + segment.tokens)
+            base, held, first = segment.sequence.length, segment.held, len(tokens)
+            rows += segment.sequence.pool_rows(base + held, base + segment.tokens)
             # A node beyond the end is never committed, but rotary and learnt tables end there.
-            positions += [min(base + depth, max_length - 1) for depth in below]
-            tokens += segment.pending
-            if segment.want_logits:
-                wanted += range(len(tokens) - 1, len(tokens) + len(segment.nodes))
-            tokens += segment.nodes
+            positions += [min(base + depth, max_length - 1) for depth in below[held:]]
+            tokens += (segment.pending + segment.nodes)[held:]
+            wanted += [first + token for token in segment.logit_tokens()]
         # One transfer for all four: [tokens | positions | rows | wanted].
         count = len(tokens)
         packed = upload(torch.tensor(tokens + positions + rows + wanted), device)
@@ -205,8 +203,9 @@ class AttentionPlan:
         return _PassRows(parts, torch.tensor(kept) if len(kept) < rows else None)
 
     def _read(self, at: int, kind: _Kind) -> Read:
-        sequence = self._segments[at].sequence
-        base, n = sequence.length, self._counts[at]
+        segment = self._segments[at]
+        sequence, held = segment.sequence, segment.held
+        base, n = sequence.length, segment.tokens
         start, window = 0, kind.window
         if window is not None and base + max(self._depths[at]) < window:
             window = None
@@ -218,7 +217,7 @@ class AttentionPlan:
         mask = None
         if n > 1 or missing or (kind.least and window is not None):
             positions = torch.tensor(self._depths[at]) + base
-            mask = segment_mask(self._inside_mask(at), positions, start, base, window)
+            mask = segment_mask(self._inside_mask(at), positions, start, base, window)[held:]
             mask = pad(mask, (0, missing), value=HIDDEN) if missing else mask
             mask = upload(mask.repeat_interleave(kind.group, dim=0).to(kind.dtype), kind.device)
         if missing:

@@ -77,7 +77,7 @@ class EmulatedEngine(KVCacheManager):
         logits = torch.zeros(len(chosen), self._emulated.vocabulary_size)
         if len(chosen):
             self._favour(logits, torch.from_numpy(chosen))
-        end = start + self._cost(sum(segment.tokens for segment in segments), len(segments))
+        end = start + self._cost(sum(segment.computed for segment in segments), len(segments))
         if (left := end - self._clock()) > 0:
             self._sleep(left)
         return ModelOutput(logits)
@@ -142,5 +142,5 @@ def first_token(segment: Segment) -> int:
 
 def predicted_positions(segment: Segment) -> list[int]:
     """Per logits row the position of the token it predicts."""
-    base = segment.sequence.length + 1
-    return [base + depth for depth in segment.depths()[len(segment.pending) - 1 :]]
+    base, depths = segment.sequence.length + 1, segment.depths()[segment.held :]
+    return [base + depths[token] for token in segment.logit_tokens()]

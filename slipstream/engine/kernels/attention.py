@@ -116,10 +116,10 @@ class StepParts:
             sequence, tokens = segment.sequence, segment.tokens
             pending = tokens if segment.is_chain else len(segment.pending)
             where = (sequence.first_row, 0) if slots is None else (0, slots.data_ptr())
-            for first in range(0, tokens, most):
+            for first in range(segment.held, tokens, most):
                 count = min(most, tokens - first)
-                parts.append((row + first, first, count, sequence.length, pending, *where, parents))
-            row += tokens
+                parts.append((row + first - segment.held, first, count, sequence.length, pending, *where, parents))
+            row += segment.computed
             parents += 8 * len(segment.nodes)
         return parts
 

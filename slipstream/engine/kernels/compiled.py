@@ -15,7 +15,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VERSION = 7
+VERSION = 8
 """Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The kernels' names of what a pass computes with; weights may be BYTES."""
@@ -54,6 +54,10 @@ class Kernels:
         self.attend.restype = None
         self.decode = library.slipstream_decode
         self.decode.argtypes, self.decode.restype = (pointer,), None
+        self.rank = library.slipstream_rank
+        long = ctypes.c_long
+        self.rank.argtypes = (pointer, long, long, long, ctypes.c_float, pointer, pointer)
+        self.rank.restype = None
         self.threads = ctypes.cast(_openmp().GOMP_parallel, pointer)
 
 

@@ -1,5 +1,5 @@
 /* Products of few rows and large weights on x86-64, at the speed at which memory delivers the weights; norms of rows;
- * attention to paged keys and values; and the layers of a decoder that are made of them.
+ * attention to paged keys and values; the layers of a decoder that are made of them; and the likeliest of logits.
  *
  * A row's sums are added up in one order: they depend neither on the other rows nor on the number of threads. In fp32
  * they are the same on all CPUs with FMA. With bf16 weights products are exact and sums are fp32; CPUs with AVX512-BF16
@@ -206,7 +206,7 @@ static void multiply_blocks(const void *what, long first, long end)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 7;
+    return 8;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. */
@@ -323,6 +323,7 @@ void slipstream_rms_norm(const char *x, const float *weight, char *y, long rows,
 }
 
 #include "decoder.h"
+#include "ranking.h"
 #else
 long slipstream_version(void)
 {

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.kernels.ranking import rank_likeliest, ranks
 from slipstream.engine.sampler import noise
 from slipstream.speculation import noise as scalar
 from slipstream.speculation.noise import Purpose
@@ -90,6 +91,8 @@ def rank(
     of `sharpness` * log q, since two models agree on the likeliest token more often than either gives it. Where fewer
     tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
     """
+    if any(greedy) and ranks(logits, count):
+        return _rank_apart(logits, greedy, seeds, positions, count, sharpness)
     noisy = not all(greedy)  # without noise the likeliest are the best
     width = min(logits.shape[-1], max(_SHORTLIST, count) if noisy else count)
     values, ids = _shortlist(logits, width)
@@ -108,6 +111,25 @@ def rank(
     confidences = (best * power - normaliser).float().clamp_(max=0.0)
     impossible = ~top.isfinite() | best.isneginf() | confidences.isnan()
     return ids.gather(-1, order).masked_fill_(impossible, -1), confidences.masked_fill_(impossible, -math.inf)
+
+
+def _rank_apart(
+    logits: Tensor,
+    greedy: Sequence[bool],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    sharpness: float,
+) -> tuple[Tensor, Tensor]:
+    """`rank` with a kernel for greedy rows, of which there are some."""
+    if all(greedy):
+        return rank_likeliest(logits, count, sharpness)
+    tokens, confidences = logits.new_empty(len(logits), count, dtype=torch.int64), logits.new_empty(len(logits), count)
+    pure, noisy = ([row for row, each in enumerate(greedy) if each == kind] for kind in (True, False))
+    tokens[pure], confidences[pure] = rank_likeliest(logits[pure], count, sharpness)
+    own = [False] * len(noisy), [seeds[row] for row in noisy], [positions[row] for row in noisy]
+    tokens[noisy], confidences[noisy] = rank(logits[noisy], *own, count)
+    return tokens, confidences
 
 
 def _shortlist(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:

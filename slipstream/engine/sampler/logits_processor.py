@@ -48,6 +48,8 @@ def process(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     with NaN or without a finite logit is passed through; `coupled_sampling.choose` reports it.
     """
     samplings = [row.sampling for row in rows]
+    if all(each.greedy for each in samplings):
+        return _adjust(_allow(logits, rows), rows)
     temperatures = np.array([1.0 if each.greedy else each.temperature for each in samplings], np.float32)
     return sharpen(_adjust(_allow(logits, rows), rows), temperatures, Cuts.of(samplings))
 

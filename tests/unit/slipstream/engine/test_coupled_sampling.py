@@ -141,6 +141,7 @@ def test_rank_marks_what_is_impossible() -> None:
 def test_rank_looks_for_the_likeliest_in_the_way_that_is_fast_for_what_a_cut_left(
     left: int, by_numpy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(coupled_sampling, "ranks", lambda *_: False)  # as without kernels
     select = mock.Mock(wraps=np.argpartition)
     monkeypatch.setattr(coupled_sampling.np, "argpartition", select)
     logits = random_logits(7, 6, 5000, 2.0, 0.0, ties=False)

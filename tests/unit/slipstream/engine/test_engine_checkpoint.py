@@ -217,6 +217,8 @@ def test_bad_steps_are_refused(engine: TorchEngine) -> None:
         [Segment(sequence, [1]), Segment(sequence, [1])],
         [Segment(sequence, [VOCABULARY])],
         [Segment(sequence, [1], [-1], [-1])],
+        [Segment(sequence, [1], [2], [-1], wanted=[1])],
+        [Segment(sequence, [1, 2], [3], [-1], wanted=[-3])],
     ):
         with pytest.raises(InvalidArgument):
             engine.forward(segments)
@@ -225,6 +227,37 @@ def test_bad_steps_are_refused(engine: TorchEngine) -> None:
 def test_a_prefill_chunk_costs_no_logits(engine: TorchEngine) -> None:
     chunk = Segment(begin_unshared(engine, 16), [1, 2, 3], want_logits=False)
     assert engine.forward([chunk]).logits.shape == (0, VOCABULARY)
+
+
+def test_logits_are_those_that_are_wanted(engine: TorchEngine) -> None:
+    one, other = begin_unshared(engine, 16), begin_unshared(engine, 16)
+    every = engine.forward([Segment(one, [1, 2], [3, 4, 5], [-1, 0, -1])]).logits
+    some = engine.forward(
+        [
+            Segment(one, [1, 2], [3, 4, 5], [-1, 0, -1], wanted=[2, -1]),
+            Segment(other, [1, 2], [3, 4, 5], [-1, 0, -1], wanted=[1]),
+        ]
+    ).logits
+    assert torch.equal(some, every[[3, 0, 2]])
+
+
+def test_rows_that_a_tree_holds_are_not_computed_again(engine: TorchEngine) -> None:
+    sequence = begin_unshared(engine, 16)
+    tree = Segment(sequence, [1, 2], [3, 4, 5, 6], [-1, 0, -1, 2])
+    every = engine.forward([tree]).logits
+    grown = Segment(sequence, [1, 2], [3, 4, 5, 6], [-1, 0, -1, 2], wanted=[2, 3], held=4)
+    with pytest.raises(InvalidArgument, match="batch-invariant"):
+        engine.forward([grown])
+    engine.batch_invariant = False
+    engine.forward([Segment(sequence, [1, 2], [3, 4], [-1, 0])])
+    assert torch.allclose(engine.forward([grown]).logits, every[3:], atol=1e-5)
+    engine.keep(grown, [2, 3])
+    assert sequence.tokens == [1, 2, 5, 6]
+    with pytest.raises(FailedPrecondition, match="rows"):  # none are there after `keep`
+        engine.forward([Segment(sequence, [7], [8], [-1], wanted=[0], held=1)])
+    with pytest.raises(InvalidArgument, match="wanted"):  # the root was computed before
+        engine.forward([Segment(sequence, [7], [8], [-1])])
+        engine.forward([Segment(sequence, [7], [8, 9], [-1, 0], held=2)])
 
 
 def test_a_step_that_was_not_kept_is_forgotten(engine: TorchEngine) -> None:
