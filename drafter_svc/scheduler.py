@@ -18,6 +18,7 @@ from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.proposers.base import Proposal, Proposer, ProposerContext
 from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.level_budget import LevelBudget
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ class DraftRequest:
     def tokens(self) -> int:
         """Tokens that the step computes for it, as far as is known."""
         unread = self.context.length - self.session.computed
-        return min(unread, self.context.max_read_tokens) + len(self.context.node_tokens)
+        deeper = self.context.deeper
+        below = deeper.levels * deeper.expand if deeper is not None else 0
+        return min(unread, self.context.max_read_tokens) + len(self.context.node_tokens) + below
 
 
 class DraftStepObserver:
@@ -93,6 +96,7 @@ class DraftScheduler:
         self._closing: list[DraftSession] = []
         self._work = asyncio.Event()
         self._changes = 0
+        self._level_budget = LevelBudget()
         self.steps = 0
         self.observer = DraftStepObserver()
 
@@ -132,6 +136,8 @@ class DraftScheduler:
             if requests:
                 self.observer.step_began(requests)  # while the model is busy
             answers = await step
+            if all(request.context.expand for request in requests):
+                self._level_budget.observe(self._clock() - began, answers)
             if requests:
                 self.observer.step_ended(self._clock() - began)
             self.steps += 1
@@ -194,7 +200,9 @@ class DraftScheduler:
         for node in starts:
             node.expanded = True
         # A proposer that closed the sequence for others has to read it again: as a prompt, not at once.
-        context = session.context(nodes, starts, max(session.pending, ROUND))
+        count = min(self._expand, max(1, PASS_NODES // len(self._subscribers)))
+        deeper = session.deeper(starts, count, self._level_budget.levels)
+        context = session.context(nodes, starts, max(session.pending, ROUND), deeper)
         return DraftRequest(session, context, [session.tree.root, *nodes])
 
     def _run_step(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.errors import OutOfRange
-from slipstream.proposers.base import ROOT, ProposedNode, ProposerContext
+from slipstream.proposers.base import ROOT, DeeperLevels, ProposedNode, ProposerContext
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -99,7 +99,13 @@ class DraftSession:
         """See `DraftTree.noise_stream`."""
         return self.tree.noise_stream(self.sampling.seed, self.number, self.epoch)
 
-    def context(self, nodes: Sequence[DraftNode], expand: Sequence[DraftNode], max_read_tokens: int) -> ProposerContext:
+    def context(
+        self,
+        nodes: Sequence[DraftNode],
+        expand: Sequence[DraftNode],
+        max_read_tokens: int,
+        deeper: DeeperLevels | None = None,
+    ) -> ProposerContext:
         """A snapshot for the proposer: `nodes`, parents before children, and those of them, or the root, to expand."""
         index = {id(node): number for number, node in enumerate(nodes)}
         return ProposerContext(
@@ -113,6 +119,7 @@ class DraftSession:
             parents=[index.get(id(node.parent), ROOT) for node in nodes],
             expand=[index.get(id(node), ROOT) for node in expand],
             max_read_tokens=max_read_tokens,
+            deeper=deeper,
             cache_salt=self.cache_salt,
             prediction=self.prediction,
             structured_output=self.structure,
@@ -125,8 +132,22 @@ class DraftSession:
         room = self.policy.max_nodes - self.tree.sent_count
         if room <= 0 or self.tree.node_count >= UNSENT_SHARE * self.policy.max_nodes:
             return []
-        least = math.log(max(self.policy.min_path_probability / PREPARED, NEVER))
-        return self.tree.frontier(min(count, room), least, min(DEEPEST, self.max_length - len(self.tokens)))
+        return self.tree.frontier(min(count, room), self._least_log_prob, self._max_depth)
+
+    def deeper(self, starts: list[DraftNode], count: int, levels: int) -> DeeperLevels | None:
+        """What to propose below what is proposed below `starts`, `levels` levels in all. Under the ratio rule nothing:
+        a node must not be there because of what was drawn."""
+        if self.sampling.drawn:
+            return None
+        return self.tree.deeper(starts, count, levels, self._least_log_prob, self._max_depth)
+
+    @property
+    def _least_log_prob(self) -> float:
+        return math.log(max(self.policy.min_path_probability / PREPARED, NEVER))
+
+    @property
+    def _max_depth(self) -> int:
+        return min(DEEPEST, self.max_length - len(self.tokens))
 
     def commit(self, base_length: int, token_ids: list[int], *, traced: bool = False) -> None:
         """Appends `token_ids` after `base_length` committed tokens. `traced`: their round has spans of its own. Raises

@@ -93,7 +93,7 @@ class ProposerContext:
     max_nodes: int = UNLIMITED
     """Budget: most nodes to propose in this call."""
     deeper: DeeperLevels | None = None
-    """None: nodes are proposed below `expand` alone, which any method may do at all times."""
+    """None: nodes are proposed below `expand` alone. A method may always leave it at that."""
     cache_salt: str = ""
     """Sequences of different salts share nothing that shows what the other one wrote."""
     prediction: tuple[int, ...] = ()
@@ -141,6 +141,8 @@ class Proposal:
     """Committed tokens that the proposer has read; less than the context's length when a budget or room ran out."""
     no_room: bool = False
     """True when the KV cache has no room for the sequence now; call again after any change."""
+    levels: int = 1
+    """Levels of nodes that were proposed, one below the other."""
 
 
 class Proposer(Protocol):

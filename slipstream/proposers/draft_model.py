@@ -33,7 +33,8 @@ class _Draft:
         self.segment = segment
         """What the present level computes."""
         self.proposal = proposal
-        self._level = 0
+        self.levels = 1
+        """Levels so far."""
         deeper, nodes = context.deeper, len(context.node_tokens)
         self._tokens, self._parents = [*context.node_tokens], [*context.parents]
         self._log_probs = dict(zip(context.expand, deeper.path_log_probs, strict=True)) if deeper else {}
@@ -48,7 +49,7 @@ class _Draft:
     def expand(self) -> list[int]:
         """The nodes of the next level, best first; none where that pays or is asked for no more."""
         deeper, proposed = self.context.deeper, self.proposal.nodes
-        if deeper is None or self._level == deeper.levels or len(proposed) >= self.context.max_nodes:
+        if deeper is None or self.levels > deeper.levels or len(proposed) >= self.context.max_nodes:
             return []
         for node in proposed[len(self._tokens) - self._first :]:
             path = self._log_probs[node.parent] + min(node.log_prob, 0.0)
@@ -61,7 +62,7 @@ class _Draft:
 
     def descend(self, expand: list[int]) -> None:
         """Goes on to the next level, which computes these nodes: all above them are computed."""
-        self._level += 1
+        self.levels += 1
         self.context = replace(self.context, node_tokens=self._tokens, parents=self._parents, expand=expand)
         before = self.segment
         wanted = [*range(len(before.nodes), len(before.nodes) + len(expand))]
@@ -103,6 +104,9 @@ class ModelProposer:
             self._propose_level(level, answers)
             level = [draft for draft in level if isinstance(answers[draft.index], Proposal) and self._descend(draft)]
         for draft in begun:
+            answer = answers[draft.index]
+            if draft.levels > 1 and isinstance(answer, Proposal):
+                answers[draft.index] = replace(answer, levels=draft.levels)
             if len(draft.segment.pending) > 1 or not draft.segment.want_logits:  # else the next call computes it again
                 self._engine.keep(draft.segment, [])
         return answers

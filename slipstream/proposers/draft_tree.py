@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slipstream.proposers.base import DeeperLevels
 from slipstream.speculation import noise
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.frame import TreeLimits
@@ -248,6 +249,19 @@ class DraftTree:
         Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
         """
         return self._best(self._open, lambda node: not node.expanded, count, least_log_prob, max_depth - 1)
+
+    def deeper(
+        self, starts: Sequence[DraftNode], count: int, levels: int, least_log_prob: float, max_depth: int
+    ) -> DeeperLevels | None:
+        """What to propose below the nodes that are proposed below `starts`, the frontier of at most `count` nodes:
+        `levels` levels in all, as long as they are likelier than what else there is to expand."""
+        deepest = max(node.depth for node in starts) - self.root.depth
+        further = min(levels, max_depth - deepest) - 1
+        if further <= 0:
+            return None
+        paths = [node.path_log_prob for node in starts]
+        least = self.root.path_log_prob + least_log_prob
+        return DeeperLevels(further, count, paths, least if len(starts) < count else max(least, min(paths)))
 
     def _best(
         self, ranked: Ranked, belongs: Callable[[DraftNode], bool], count: int, least_log_prob: float, max_depth: int

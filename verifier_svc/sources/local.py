@@ -26,6 +26,7 @@ from slipstream.proposers.base import (
     open_proposer,
 )
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
+from slipstream.proposers.level_budget import LevelBudget
 from slipstream.proposers.registry import IN_VERIFIER, METHODS, ProposerMethod
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.frame import Frame, check
@@ -50,8 +51,6 @@ MODEL_AHEAD = 4
 EXPAND = 4
 """Nodes of one session expanded in one pass, and PASS_NODES of all sessions, at least one of each."""
 PASS_NODES = 64
-PASS_LEVELS = 3
-"""Levels of a draft model's tree that one call proposes: handing a level over takes as long as computing it."""
 PASS_TOKENS = 512
 """Committed tokens that a pass reads; each session's share is at least READ_TOKENS."""
 READ_TOKENS = 16
@@ -162,6 +161,7 @@ class LocalSource:
         """Sessions whose trees may have to grow."""
         self._closing: list[LocalSession] = []
         self._work = asyncio.Event()
+        self._level_budget = LevelBudget()
         self.passes = 0
         """Calls of the proposer."""
 
@@ -178,6 +178,8 @@ class LocalSource:
                 continue
             began = self._context.clock()
             answers = await self._thread.run(self._propose, requests, closing)
+            if all(request.context.expand for request in requests):
+                self._level_budget.observe(self._context.clock() - began, answers)
             arrived = [self._deliver(request, answer, began) for request, answer in zip(requests, answers, strict=True)]
             if any(arrived):
                 self._context.candidates_arrived()
@@ -340,11 +342,9 @@ class LocalSource:
         if room <= 0 or attachment.no_room or not attachment.readable:
             return None
         depth = min(self._depth, min(session.max_length, self._max_length) - attachment.length)
-        count = min(expand, room)
-        starts = tree.frontier(count + 1, self._least_log_prob, depth)
+        starts = tree.frontier(min(expand, room), self._least_log_prob, depth)
         if not starts:
             return None
-        starts, next_best = starts[:count], starts[count:]
         unread = attachment.length - attachment.read_tokens
         if unread > share:
             return LocalRequest(attachment, attachment.context([], [], share), [])
@@ -352,23 +352,11 @@ class LocalSource:
         for node in starts:
             node.expanded = True
         # A proposer that closed the sequence for others has to read it again: as a prompt, not at once.
-        deeper = self._deeper(attachment, starts, next_best, expand, depth)
+        levels = 1 if self._need is not None or session.sampling.drawn else self._level_budget.levels
+        deeper = tree.deeper(starts, expand, levels, self._least_log_prob, depth)
         context = attachment.context(nodes, starts, max(unread, READ_TOKENS), deeper)
         attachment.in_pass = True
         return LocalRequest(attachment, context, [tree.root, *nodes])
-
-    def _deeper(
-        self, attachment: LocalSession, starts: list[DraftNode], next_best: list[DraftNode], expand: int, depth: int
-    ) -> DeeperLevels | None:
-        """Further levels down to `depth`, of what is likelier than the best node that is not expanded in this pass."""
-        if self._thread is None or self._need is not None or attachment.session.sampling.drawn:
-            return None
-        deepest = max(node.depth for node in starts) - attachment.tree.root.depth
-        levels = min(PASS_LEVELS, depth - deepest) - 1
-        least = attachment.tree.root.path_log_prob + self._least_log_prob
-        least = max([least, *(node.path_log_prob for node in next_best)])
-        paths = [node.path_log_prob for node in starts]
-        return DeeperLevels(levels, expand, paths, least) if levels > 0 else None
 
     def _most_nodes(self, session: Session) -> int:
         return self._ahead * session.max_draft_tokens if self._context.wanted else 0

@@ -10,10 +10,11 @@ import pytest
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
-from slipstream.errors import Internal, SlipstreamError
+from slipstream.errors import Internal, SlipstreamError, Unavailable
 from slipstream.proposers.base import ROOT, UNLIMITED, DeeperLevels, Proposal, ProposerContext
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
+from slipstream.proposers.level_budget import CALL_S, MOST_LEVELS, LevelBudget
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import save_checkpoint
 
@@ -179,3 +180,43 @@ def test_broken_numbers_of_a_deeper_level_end_the_sequence_alone(
     answers: list[Proposal | SlipstreamError] = proposer.propose(contexts)
     assert isinstance(answers[0], Internal)
     assert isinstance(answers[1], Proposal) and len(answers[1].nodes) == 3 + 9 + 9
+
+
+def test_levels_are_as_many_as_their_time_allows() -> None:
+    budget = LevelBudget()
+    assert budget.levels == 1, "before any was timed"
+    budget.observe(9.0, [])
+    budget.observe(9.0, [Unavailable("gone")])
+    assert budget.levels == 1
+    budget.observe(0.001, [Proposal([], 1), Proposal([], 1, levels=2)])  # 0.5 ms each
+    assert budget.levels == MOST_LEVELS
+    for _ in range(100):
+        budget.observe(3 * CALL_S / 2, [Proposal([], 1, levels=3)])
+    assert budget.levels == 2
+    for _ in range(100):
+        budget.observe(10 * CALL_S, [Proposal([], 1)])
+    assert budget.levels == 1
+
+
+def test_deeper_levels_are_likelier_than_what_else_there_is_to_expand() -> None:
+    tree = DraftTree(4)
+    likely, less, least = (tree.add(tree.root, token, math.log(p)) for token, p in ((1, 0.6), (2, 0.3), (3, 0.1)))
+    tree.root.expanded = True
+    assert likely is not None and less is not None and least is not None
+    first = tree.frontier(2, -9.0, 30)
+    assert first == [likely, less]
+    deeper = tree.deeper(first, 2, 3, -9.0, 30)
+    assert deeper == DeeperLevels(2, 2, [likely.path_log_prob, less.path_log_prob], less.path_log_prob)
+    # With room for more than there is, all that may be expanded is.
+    deeper = tree.deeper([likely, less, least], 4, 3, -9.0, 30)
+    assert deeper is not None and deeper.least_log_prob == -9.0
+    assert tree.deeper(first, 2, 1, -9.0, 30) is None
+    # Nodes stand at depth 1, so those of the call stand at 2; a third level is the last one.
+    assert tree.deeper(first, 2, 9, -9.0, 3) == DeeperLevels(1, 2, deeper.path_log_probs[:2], less.path_log_prob)
+    assert tree.deeper(first, 2, 9, -9.0, 2) is None
+    # Probabilities count from the present root.
+    tree.commit([1])
+    below = tree.add(tree.root, 5, math.log(0.5))
+    assert below is not None
+    deeper = tree.deeper([below], 2, 3, math.log(0.02), 30)
+    assert deeper is not None and math.isclose(deeper.least_log_prob, math.log(0.6 * 0.02))
