@@ -5,9 +5,10 @@ usage: python -m benchmarks.peers [--target shipped|inflated] [--dtype float32|b
 
 Each row is a system and a number of requests at once: its runs take turns with runs of the reference, llama.cpp
 without a draft, and the ratio is that of neighbouring runs, with a 95 % interval. Greedy; prompts of 64 tokens do not
-loop; a run's time includes its prompts. A run is disturbed where others took more than 5 % of the cores' time or the
-host more than 2 %; it is repeated, at most as often as there are repeats, and counted if nothing better came. `same` is
-the share of prompts with the tokens of transformers in float32; a system that ends early counts the tokens it gave.
+loop; a run has eight of them or more, so many at a time, and its time includes them. A run is disturbed where others
+took more than 5 % of the cores' time or the host more than 2 %; it is repeated, at most as often as there are repeats,
+and counted if nothing better came. `same` is the share of prompts with the tokens of transformers in float32; a system
+that ends early counts the tokens it gave.
 
 Rows that are in `benchmarks/results/peers_TARGET_DTYPE.json` are not measured again without --again, so a run that
 was broken off goes on. Environments are made on first use (`benchmarks.peers.environments`).
@@ -38,6 +39,8 @@ from training.corpus import DISTINCT, distinct_share
 REFERENCE = "llama.cpp"
 EXPECTED = "transformers"
 PROMPT_TOKENS = 64
+FEWEST = 8
+"""Prompts of a run, at least: what a draft model gains differs from prompt to prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,12 @@ async def chosen(count: int, tokens: int) -> Prompts:
     """Held-out prompts whose greedy continuation does not loop, by the shipped target, which the inflated one equals.
     Kept in a file for the next run."""
     file = PEERS / f"prompts-{PROMPT_TOKENS}-{tokens}.json"
-    if not file.exists():
+    found: list[tuple[list[int], list[int]]] = json.loads(file.read_text()) if file.exists() else []
+    if len(found) < count:
         tokenizer = load_tokenizer(str(checkpoint("shipped")))
-        found: list[tuple[list[int], list[int]]] = []
         async with AsyncExitStack() as stack:
             plain = await SYSTEMS[EXPECTED](stack, Setting("shipped", "float32", 1))
-            seed = 0
+            seed, found = 0, []
             while len(found) < count:
                 seed += 1
                 some = [tokenizer.encode(text).ids[:PROMPT_TOKENS] for text in held_out(16, seed=seed)]
@@ -79,24 +82,30 @@ async def chosen(count: int, tokens: int) -> Prompts:
                 found += [each for each in zip(some, outputs, strict=True) if distinct_share(each[1]) >= DISTINCT]
         PEERS.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found))
-    kept = json.loads(file.read_text())[:count]
+    kept = found[:count]
     return Prompts([prompt for prompt, _ in kept], [output for _, output in kept])
 
 
-async def sample(system: System, prompts: Tokens, tokens: int) -> Sample:
-    watch = Watch()
-    answer: Answer = await system(prompts, tokens)
-    given = sum(map(len, answer.outputs)) or tokens * len(prompts)
-    return Sample(given / answer.seconds, answer.outputs, watch.seen())
+async def sample(system: System, prompts: Tokens, at_once: int, tokens: int) -> Sample:
+    """Continues all prompts, so many at a time."""
+    watch, seconds, outputs = Watch(), 0.0, list[list[int]]()
+    for first in range(0, len(prompts), at_once):
+        answer: Answer = await system(prompts[first : first + at_once], tokens)
+        seconds += answer.seconds
+        outputs += answer.outputs
+    given = sum(map(len, outputs)) or tokens * len(prompts)
+    return Sample(given / seconds, outputs, watch.seen())
 
 
-async def in_turn(reference: System, system: System, prompts: Tokens, tokens: int, repeats: int) -> list[list[Sample]]:
+async def in_turn(
+    reference: System, system: System, prompts: Tokens, at_once: int, tokens: int, repeats: int
+) -> list[list[Sample]]:
     """Pairs of runs, every other with the system first; disturbed pairs are replaced by later ones while there are any
     left of twice the repeats. Undisturbed pairs first, then the least disturbed."""
     pairs: list[list[Sample]] = []
     for number in range(2 * repeats):
         order = (reference, system) if number % 2 == 0 else (system, reference)
-        pair = [await sample(each, prompts, tokens) for each in order]
+        pair = [await sample(each, prompts, at_once, tokens) for each in order]
         pairs.append(pair if number % 2 == 0 else pair[::-1])
         if sum(not any(run.seen.disturbed for run in each) for each in pairs) == repeats:
             break
@@ -148,7 +157,7 @@ class Records:
 
 
 async def measure(asked: argparse.Namespace, setting: Setting, records: Records) -> None:
-    prompts = await chosen(max(asked.at_once), asked.tokens)
+    prompts = await chosen(max(FEWEST, *asked.at_once), asked.tokens)
     wanted = {name: [size for size in asked.at_once if not records.has(name, size)] for name in asked.system}
     async with AsyncExitStack() as stack:
         reference = await SYSTEMS[REFERENCE](stack, setting)
@@ -162,7 +171,8 @@ async def measure(asked: argparse.Namespace, setting: Setting, records: Records)
                     system = reference if name == REFERENCE else await SYSTEMS[name](own, setting)
                     await system(prompts.prompts[:1], asked.tokens)
                     for size in sizes:
-                        pairs = await in_turn(reference, system, prompts.prompts[:size], asked.tokens, asked.repeats)
+                        some = prompts.prompts[: size * max(1, FEWEST // size)]
+                        pairs = await in_turn(reference, system, some, size, asked.tokens, asked.repeats)
                         records.add(row(name, size, setting.threads, pairs, prompts))
             except (FailedPrecondition, TimeoutError) as error:
                 print(f"{name}: left out, {error or 'it did not start in time'}", flush=True)

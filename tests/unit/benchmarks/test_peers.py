@@ -106,7 +106,7 @@ async def _turns(seen: list[Seen], repeats: int, monkeypatch: pytest.MonkeyPatch
         return ask
 
     monkeypatch.setattr(peers, "Watch", lambda: type("W", (), {"seen": lambda self: next(told)})())
-    pairs = await peers.in_turn(system("reference"), system("own"), [[5]], 4, repeats)
+    pairs = await peers.in_turn(system("reference"), system("own"), [[5]], 1, 4, repeats)
     assert len(pairs) == repeats
     return asked, sum(any(run.seen.disturbed for run in pair) for pair in pairs)
 
@@ -118,6 +118,36 @@ async def test_pairs_take_turns_and_disturbed_ones_are_repeated(monkeypatch: pyt
     assert (len(asked), disturbed) == (6, 0)
     asked, disturbed = await _turns([LOUD] * 8, 2, monkeypatch)
     assert (len(asked), disturbed) == (8, 2)  # an end, and the row says so
+
+
+async def test_a_run_is_of_all_prompts_so_many_at_a_time() -> None:
+    asked: list[Tokens] = []
+
+    async def system(prompts: Tokens, count: int) -> Answer:
+        asked.append(prompts)
+        return Answer(0.5 * len(asked), [prompt * count for prompt in prompts])
+
+    found = await peers.sample(system, [[1], [2], [3], [4], [5]], 2, 3)
+    assert asked == [[[1], [2]], [[3], [4]], [[5]]]
+    assert found.outputs == [[prompt] * 3 for prompt in (1, 2, 3, 4, 5)]
+    assert found.tokens_per_s == 15 / (0.5 + 1.0 + 1.5)
+
+
+async def test_too_few_kept_prompts_are_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(stack: Any, setting: Setting) -> Any:
+        async def ask(prompts: Tokens, count: int) -> Answer:
+            return Answer(1.0, [[*range(count)] for _ in prompts])
+
+        return ask
+
+    monkeypatch.setattr(peers, "PEERS", tmp_path)
+    monkeypatch.setitem(peers.SYSTEMS, peers.EXPECTED, start)
+    few = await peers.chosen(2, 24)
+    many = await peers.chosen(20, 24)
+    assert (len(few.prompts), len(many.prompts)) == (2, 20)
+    assert many.prompts[:2] == few.prompts and many.expected == [[*range(24)]] * 20
+    monkeypatch.delitem(peers.SYSTEMS, peers.EXPECTED)
+    assert (await peers.chosen(20, 24)).prompts == many.prompts  # kept
 
 
 def test_a_row_pairs_neighbours_and_says_what_was_disturbed() -> None:
