@@ -1,7 +1,7 @@
 """Propose with a small language model that has another tokenizer than the target.
 
 The model reads the target's text in its own tokens (`translation`), its distribution over the next strings becomes
-log q over the target's tokens (`continuations`), and `ModelProposer` does the rest.
+log q over the target's tokens (`continuations`), and `NodeChooser` chooses from that.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment, Sequence
-from slipstream.errors import ResourceExhausted
+from slipstream.errors import ResourceExhausted, SlipstreamError
 from slipstream.proposers.base import Proposal, ProposerContext
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
 from slipstream.proposers.cross_vocabulary.translation import DraftText, Translation
-from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.draft_sequences import DraftSequences
 from slipstream.proposers.lookup import TextReader
-from slipstream.proposers.node_choice import Place
+from slipstream.proposers.node_choice import NodeChooser, Place
 from slipstream.tokenizer.vocabulary import common_prefix
 
 HEALED = 2
@@ -81,18 +81,37 @@ class Pass:
         return any(self._grown)
 
 
-class TranslatedProposer(ModelProposer):
-    """A `ModelProposer` for contexts in the target's tokens; the engine's model has the draft vocabulary."""
+class TranslatedProposer:
+    """A draft model for contexts in the target's tokens; the engine's model has the draft vocabulary. A call goes one
+    level deep: a target token takes several passes as it is."""
 
     def __init__(
         self, engine: Engine, translation: Translation, *, width: int, proposal_tokens: int, sharpness: float = 1.0
     ) -> None:
-        super().__init__(engine, width=width, proposal_tokens=proposal_tokens, sharpness=sharpness)
+        self._engine = engine
+        self._sequences = DraftSequences(engine)
+        self._chooser = NodeChooser(width, proposal_tokens, sharpness)
         self._translation = translation
         self._readers: dict[Hashable, TextReader[DraftText]] = {}
 
+    @torch.inference_mode()
+    def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
+        self._sequences.begin_step()
+        answers: list[Proposal | SlipstreamError] = []
+        parts: list[Pass] = []
+        for index, context in enumerate(contexts):
+            try:
+                answers.append(self._prepare(index, context, parts))
+            except SlipstreamError as error:
+                answers.append(error)
+        places, rows = self._compute(parts)
+        if rows is not None:
+            self._chooser.choose(places, rows, answers)
+        return answers
+
     def close_sequence(self, handle: Hashable) -> None:
-        super().close_sequence(handle)
+        self._sequences.close_sequence(handle)
+        self._chooser.close_sequence(handle)
         self._readers.pop(handle, None)
 
     def _prepare(self, index: int, context: ProposerContext, parts: list[Pass]) -> Proposal:
