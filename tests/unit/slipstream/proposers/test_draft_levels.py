@@ -75,14 +75,20 @@ class Grown:
         assert isinstance(answer, Proposal) and answer.read_tokens == len(self.tokens)
         self.tree.join(places, answer.nodes)
 
-    def shape(self) -> list[tuple[list[int], float, bool]]:
+    def same(self, other: Grown) -> bool:
+        """The same nodes, of which the same are expanded; probabilities differ by rounding."""
+        mine, others = self.shape(), other.shape()
+        close = all(math.isclose(one[2], two[2], abs_tol=1e-3) for one, two in zip(mine, others, strict=False))
+        return close and [one[:2] for one in mine] == [two[:2] for two in others]
+
+    def shape(self) -> list[tuple[list[int], bool, float]]:
         found = []
         for node in self.tree.nodes():
             path, above = [], node
             while above.parent is not None:
                 path.append(above.token)
                 above = above.parent
-            found.append((path[::-1], round(node.path_log_prob, 3), node.expanded))
+            found.append((path[::-1], node.expanded, node.path_log_prob))
         return sorted(found)
 
 
@@ -98,7 +104,7 @@ def test_one_call_proposes_what_a_call_for_each_level_does(
     one.grow(7)
     for _ in range(7):
         many.grow(1)
-    assert one.shape() == many.shape()
+    assert one.same(many)
     assert max(len(path) for path, _, _ in one.shape()) > 3
     # What the call left behind is no part of the text: the next ones read it on, and go on from nodes of the tree.
     for grown in (one, many):
@@ -106,12 +112,11 @@ def test_one_call_proposes_what_a_call_for_each_level_does(
         grown.tree.commit([4, 6])
         grown.grow(1)
         grown.grow(4)
-    for _ in range(4):
-        assert one.shape() == many.shape()
+    assert one.same(many)
     fresh = Grown(proposer_over(open_small(1024)), sampling, one.tokens, "b")
     fresh.grow(1)
     fresh.grow(4)
-    assert fresh.shape() == one.shape()
+    assert fresh.same(one)
 
 
 def test_sequences_of_one_call_go_to_depths_of_their_own(open_small: Callable[[int], Engine]) -> None:
@@ -124,7 +129,7 @@ def test_sequences_of_one_call_go_to_depths_of_their_own(open_small: Callable[[i
         grown.tree.join(places, answer.nodes)
         alone = Grown(proposer_over(open_small(1024)), GREEDY, grown.tokens, "alone")
         alone.grow(levels)
-        assert grown.shape() == alone.shape()
+        assert grown.same(alone)
 
 
 def test_budgets_are_kept(open_small: Callable[[int], Engine]) -> None:
@@ -149,14 +154,14 @@ def test_where_room_ends_so_do_the_levels(open_small: Callable[[int], Engine]) -
     text = [(3 * token) % 90 + 1 for token in range(40)]
     grown = Grown(proposer_over(open_small(64)), GREEDY, text, "a")
     grown.grow(30)
-    expanded = sum(expanded for _, _, expanded in grown.shape())
+    expanded = sum(expanded for _, expanded, _ in grown.shape())
     assert 20 < expanded <= 24
     text.append(7)
     grown.tree.commit([7])
     grown.grow(2)
     fresh = Grown(proposer_over(open_small(1024)), GREEDY, text, "b")
     fresh.grow(2)
-    assert fresh.shape() == grown.shape()
+    assert fresh.same(grown)
 
 
 def test_broken_numbers_of_a_deeper_level_end_the_sequence_alone(
