@@ -207,6 +207,19 @@ def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:
     return opened
 
 
+def propose_each(
+    contexts: list[ProposerContext], propose: Callable[[int, ProposerContext], Proposal]
+) -> list[Proposal | SlipstreamError]:
+    """One answer for each context, called with its index: what is raised is that sequence's answer."""
+    answers: list[Proposal | SlipstreamError] = []
+    for index, context in enumerate(contexts):
+        try:
+            answers.append(propose(index, context))
+        except SlipstreamError as error:
+            answers.append(error)
+    return answers
+
+
 def any_vocabulary(method: str) -> ModelInfo:
     """The model that a method without one announces: an empty fingerprint fits every target."""
     return ModelInfo(

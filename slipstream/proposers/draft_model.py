@@ -16,7 +16,7 @@ import torch
 from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
 from slipstream.errors import ResourceExhausted, SlipstreamError
-from slipstream.proposers.base import ROOT, Proposal, ProposerContext
+from slipstream.proposers.base import ROOT, Proposal, ProposerContext, propose_each
 from slipstream.proposers.draft_sequences import DraftSequences
 from slipstream.proposers.node_choice import NodeChooser, Place
 from slipstream.tokenizer.grammar import Grammars
@@ -38,7 +38,7 @@ class _Draft:
         deeper, nodes = context.deeper, len(context.node_tokens)
         self._tokens, self._parents = [*context.node_tokens], [*context.parents]
         self._log_probs = dict(zip(context.expand, deeper.path_log_probs, strict=True)) if deeper else {}
-        """Of the paths down to nodes that are expanded, and to proposed ones."""
+        """Log-probability of the path down to each node that is expanded or was proposed."""
         self._open: list[tuple[float, int]] = []
         """A heap of proposed nodes to expand: their paths' log-probability, negative, and number."""
         self._places = {node: node for node in (ROOT, *range(nodes))}
@@ -92,17 +92,13 @@ class ModelProposer:
     @torch.inference_mode()
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         self._sequences.begin_step()
-        answers: list[Proposal | SlipstreamError] = []
         begun: list[_Draft] = []
-        for index, context in enumerate(contexts):
-            try:
-                answers.append(self._begin(index, context, begun))
-            except SlipstreamError as error:
-                answers.append(error)
+        answers = propose_each(contexts, lambda index, context: self._begin(index, context, begun))
         level = begun
         while level:
             self._propose_level(level, answers)
-            level = [draft for draft in level if isinstance(answers[draft.index], Proposal) and self._descend(draft)]
+            going = [draft for draft in level if draft.context.deeper and isinstance(answers[draft.index], Proposal)]
+            level = [draft for draft in going if self._descend(draft)]
         for draft in begun:
             answer = answers[draft.index]
             if draft.levels > 1 and isinstance(answer, Proposal):

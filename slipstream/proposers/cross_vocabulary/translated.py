@@ -16,7 +16,7 @@ import torch
 from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import ResourceExhausted, SlipstreamError
-from slipstream.proposers.base import Proposal, ProposerContext
+from slipstream.proposers.base import Proposal, ProposerContext, propose_each
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
 from slipstream.proposers.cross_vocabulary.translation import DraftText, Translation
 from slipstream.proposers.draft_sequences import DraftSequences
@@ -97,13 +97,8 @@ class TranslatedProposer:
     @torch.inference_mode()
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         self._sequences.begin_step()
-        answers: list[Proposal | SlipstreamError] = []
         parts: list[Pass] = []
-        for index, context in enumerate(contexts):
-            try:
-                answers.append(self._prepare(index, context, parts))
-            except SlipstreamError as error:
-                answers.append(error)
+        answers = propose_each(contexts, lambda index, context: self._prepare(index, context, parts))
         places, rows = self._compute(parts)
         if rows is not None:
             self._chooser.choose(places, rows, answers)
