@@ -33,6 +33,7 @@ class DraftSequences:
     """The engine's sequences by handle. Used on the model's thread."""
 
     def __init__(self, engine: Engine) -> None:
+        engine.batch_invariant = False  # a guess may differ from pass to pass; a deeper level computes its rows alone
         self._engine = engine
         self._held: dict[Hashable, _HeldSequence] = {}
         """Least recently used first."""

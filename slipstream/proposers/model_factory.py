@@ -43,7 +43,6 @@ def _open(settings: ProposerSettings) -> OpenedProposer:
     engine = open_engine(
         settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, settings.device
     )
-    engine.batch_invariant = False
     if settings.translate_for:
         target = load_tokenizer(settings.translate_for)
         if fingerprint(target) != engine.model.fingerprint:

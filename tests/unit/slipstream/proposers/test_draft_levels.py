@@ -30,9 +30,7 @@ def open_small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     save_checkpoint(request.param, folder)
 
     def opened(tokens: int) -> Engine:
-        engine = open_engine(str(folder), "float32", kv_tokens=tokens)
-        engine.batch_invariant = False
-        return engine
+        return open_engine(str(folder), "float32", kv_tokens=tokens)
 
     return opened
 
