@@ -5,7 +5,8 @@ the model thread and the link are replaced: a pass takes exactly its emulated ti
 later, and Python costs nothing. So figures are exact, repeatable to the last digit, and take no time: an upper bound
 that the measured system is to be held against.
 
-usage: python -m benchmarks.virtual     (tokens a second by one-way delay; a target of 20 ms, a drafter of 2 ms a pass)
+usage: python -m benchmarks.virtual     (tokens a second by one-way delay; a target of 20 ms, a drafter of 2 ms a pass,
+with the settings of an installation, and wide: DRAFTER_EXPAND=16 and VERIFIER_MIN_PATH_PROBABILITY=0.01)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import selectors
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.records import Row, write
@@ -113,6 +114,10 @@ class World:
     executor: Callable[[Engine], StepExecutor] = EmbeddedExecutor
     blocks: int = BLOCKS
     """KV of the target."""
+
+
+WIDE = World(expand=16, min_path_probability=0.01)
+"""For drafters whose passes take no longer with more nodes, as on GPUs."""
 
 
 @dataclass(slots=True)
@@ -280,11 +285,18 @@ def open_request(
 
 def main() -> None:
     rows: list[Row] = []
-    for sessions, nodes, tokens in ((1, 8, 1500), (1, 4, 1500), (4, 4, 300)):
+    for name, settings, sessions, nodes, tokens in (
+        ("default", World(), 1, 8, 1500),
+        ("wide", WIDE, 1, 8, 1500),
+        ("default", World(), 1, 4, 1500),
+        ("default", World(), 4, 4, 300),
+        ("wide", WIDE, 4, 4, 300),
+    ):
         for delay_ms in DELAYS_MS:
-            outcome = run(decode(World(delay_s=delay_ms / 1e3), sessions, tokens, nodes))
+            outcome = run(decode(replace(settings, delay_s=delay_ms / 1e3), sessions, tokens, nodes))
             rows.append(
                 {
+                    "settings": name,
                     "sessions": sessions,
                     "max_draft_tokens": nodes,
                     "delay_ms": delay_ms,

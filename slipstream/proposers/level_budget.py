@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import Proposal
 
-CALL_S = 0.004
-"""Seconds that a call of several levels may take: a fraction of any verifier's step."""
 MOST_LEVELS = 3
 WEIGHT = 0.1
 """Weight of a call in the running average."""
 
 
 class LevelBudget:
-    def __init__(self) -> None:
+    def __init__(self, call_s: float) -> None:
+        """`call_s`: seconds that a call of several levels may take, a fraction of any verifier's step."""
+        self._call_s = call_s
         self._level_s: float | None = None
 
     @property
@@ -27,7 +27,7 @@ class LevelBudget:
         """Levels of the next call; one before any was timed."""
         if self._level_s is None:
             return 1
-        return MOST_LEVELS if self._level_s * MOST_LEVELS <= CALL_S else max(1, int(CALL_S / self._level_s))
+        return MOST_LEVELS if self._level_s * MOST_LEVELS <= self._call_s else max(1, int(self._call_s / self._level_s))
 
     def observe(self, seconds: float, answers: Iterable[Proposal | SlipstreamError]) -> None:
         """Records a call that read no prompt."""

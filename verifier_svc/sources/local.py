@@ -51,6 +51,8 @@ MODEL_AHEAD = 4
 EXPAND = 4
 """Nodes of one session expanded in one pass, and PASS_NODES of all sessions, at least one of each."""
 PASS_NODES = 64
+CALL_S = 0.004
+"""Seconds that a call of several levels may take: handing over costs more beside a step, which shares Python's lock."""
 PASS_TOKENS = 512
 """Committed tokens that a pass reads; each session's share is at least READ_TOKENS."""
 READ_TOKENS = 16
@@ -161,7 +163,7 @@ class LocalSource:
         """Sessions whose trees may have to grow."""
         self._closing: list[LocalSession] = []
         self._work = asyncio.Event()
-        self._level_budget = LevelBudget()
+        self._level_budget = LevelBudget(CALL_S)
         self.passes = 0
         """Calls of the proposer."""
 

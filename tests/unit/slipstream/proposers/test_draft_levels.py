@@ -14,12 +14,13 @@ from slipstream.errors import Internal, SlipstreamError, Unavailable
 from slipstream.proposers.base import ROOT, UNLIMITED, DeeperLevels, Proposal, ProposerContext
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
-from slipstream.proposers.level_budget import CALL_S, MOST_LEVELS, LevelBudget
+from slipstream.proposers.level_budget import MOST_LEVELS, LevelBudget
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import save_checkpoint
 
 TEXT = [5, 9, 2, 11, 7, 3, 3, 8]
 EXPAND = 3
+CALL_S = 0.004
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, seed=4)
 
@@ -186,7 +187,7 @@ def test_broken_numbers_of_a_deeper_level_end_the_sequence_alone(
 
 
 def test_levels_are_as_many_as_their_time_allows() -> None:
-    budget = LevelBudget()
+    budget = LevelBudget(CALL_S)
     assert budget.levels == 1, "before any was timed"
     budget.observe(9.0, [])
     budget.observe(9.0, [Unavailable("gone")])
