@@ -33,7 +33,9 @@ class DraftSequences:
     """The engine's sequences by handle. Used on the model's thread."""
 
     def __init__(self, engine: Engine) -> None:
-        engine.batch_invariant = False  # a guess may differ from pass to pass; a deeper level computes its rows alone
+        """The engine is the proposer's own: its rows are not batch-invariant from now on. A guess may differ from pass
+        to pass, and a deeper level computes its new rows alone, which a batch-invariant engine refuses."""
+        engine.batch_invariant = False
         self._engine = engine
         self._held: dict[Hashable, _HeldSequence] = {}
         """Least recently used first."""
