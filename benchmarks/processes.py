@@ -48,7 +48,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     """The gateway's address while verifier, drafter and gateway run as processes of their own."""
     drafters = {kind: draft if METHODS[kind].needs_model else "" for kind in kinds}
-    threads = place(available_cores(), True, False, 0, True).threads
+    threads = place(available_cores(), kinds, False, 0, True).threads
     fleet = Fleet(target, drafters, dtype, threads, FleetOptions(engine=engine))
     try:
         yield await fleet.start("127.0.0.1:0", "memory")

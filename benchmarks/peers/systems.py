@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,10 @@ import httpx
 
 from benchmarks.load_generator import run_load
 from benchmarks.peers import environments
-from slipstream.cli.serve import Fleet, place, vllm_python
+from slipstream.cli.serve import DEFAULT_DRAFTERS, Fleet, place, vllm_python
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
+from slipstream.proposers.registry import METHODS
 from slipstream.v1 import gateway_pb2
 
 Tokens = list[list[int]]
@@ -179,15 +180,18 @@ async def llama_cpp(options: tuple[str, ...], stack: AsyncExitStack, setting: Se
     return ask
 
 
-async def slipstream(speculate: bool, stack: AsyncExitStack, setting: Setting) -> System:
-    """As `slipstream serve` places it on these cores, asked over gRPC through its gateway."""
-    placed = place(available_cores(), True, None, setting.threads, True)
+async def slipstream(methods: Sequence[str], stack: AsyncExitStack, setting: Setting) -> System:
+    """As `slipstream serve` places these drafters on these cores, asked over gRPC through its gateway; without any,
+    plain decoding in the presence of the default ones."""
+    drafting = methods or DEFAULT_DRAFTERS
+    placed = place(available_cores(), drafting, None, setting.threads, True)
+    draft = str(environments.checkpoint("draft"))
     fleet = Fleet(
         str(environments.checkpoint(setting.target)),
-        {"model": str(environments.checkpoint("draft"))},
+        {method: draft if METHODS[method].needs_model else "" for method in drafting},
         setting.dtype,
         placed.threads,
-        draft_in_verifier=placed.draft_in_verifier,
+        in_verifier=placed.in_verifier,
     )
     stack.push_async_callback(fleet.stop)
     address = await fleet.start("127.0.0.1:0", "memory")
@@ -199,7 +203,7 @@ async def slipstream(speculate: bool, stack: AsyncExitStack, setting: Setting) -
                 max_tokens=count,
                 ignore_eos=True,
                 sampling=gateway_pb2.SamplingOptions(temperature=0.0),
-                speculation=gateway_pb2.SpeculationOptions(disabled=not speculate),
+                speculation=gateway_pb2.SpeculationOptions(disabled=not methods),
                 cache_salt=os.urandom(8).hex(),
             )
             for prompt in prompts
@@ -237,6 +241,7 @@ SYSTEMS: dict[str, Start] = {
     "OpenVINO GenAI, draft": partial(in_worker, "openvino", "draft"),
     "vLLM": partial(vllm, "plain"),
     "vLLM, n-gram": partial(vllm, "ngram"),
-    "Slipstream, plain": partial(slipstream, False),
-    "Slipstream": partial(slipstream, True),
+    "Slipstream, plain": partial(slipstream, ()),
+    "Slipstream, draft model alone": partial(slipstream, ("model",)),
+    "Slipstream": partial(slipstream, DEFAULT_DRAFTERS),
 }

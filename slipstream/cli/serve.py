@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -49,6 +49,10 @@ EMBEDDED = "embedded"
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 """Where `make setup-vllm` puts it."""
 FEW_CORES = 2
+DEFAULT_DRAFTERS = ("model", "suffix")
+"""Together they find more than each alone on every kind of text that `benchmarks.methods` has."""
+PROCESSES_ALONE = ("model",)
+"""The same where nothing drafts in the verifier: a lookup is not worth a process of its own."""
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 
@@ -134,7 +138,7 @@ class ModelOptions:
         list[str] | None,
         typer.Option(
             help=f"{', '.join(METHODS)}; repeat it for more. METHOD=FOLDER names its model or heads. `none`: plain "
-            "decoding.",
+            "decoding. Default: model, and suffix in the verifier.",
             rich_help_panel=DRAFTING,
         ),
     ] = None
@@ -231,9 +235,10 @@ class Fleet:
         threads: int,
         options: FleetOptions | None = None,
         *,
-        draft_in_verifier: bool = False,
+        in_verifier: Collection[str] = (),
     ) -> None:
-        """`drafters`: methods, each with its model or heads; empty for a lookup."""
+        """`drafters`: methods, each with its model or heads; empty for a lookup. Those `in_verifier` draft in its
+        process, as those do that can draft nowhere else."""
         options = options or FleetOptions()
         template, traces = options.chat_template, options.traces
         self._chat = {} if template is None else {"GATEWAY_CHAT_TEMPLATE": str(template.resolve())}
@@ -244,7 +249,7 @@ class Fleet:
         self._target = target
         self._loads = {VERIFIER: target} | dict(drafters)
         """Model of each role; empty for a lookup."""
-        self._local = [kind for kind in drafters if draft_in_verifier or METHODS[kind].in_verifier_only]
+        self._local = [kind for kind in drafters if kind in in_verifier or METHODS[kind].in_verifier_only]
         if self._local:
             local = {kind: drafters[kind] for kind in self._local}
             verifier |= _local_settings(local, dtype, options)
@@ -434,32 +439,44 @@ async def run(fleet: Fleet, addresses: AddressOptions) -> None:
 class Placement(NamedTuple):
     """How the roles share one machine."""
 
-    draft_in_verifier: bool
+    in_verifier: tuple[str, ...]
+    """Methods that draft in the verifier's process."""
     threads: int
     """Threads of the verifier's model."""
 
 
-def place(cores: int, drafters: bool, draft_in_verifier: bool | None, threads: int, own_cores: bool) -> Placement:
+def place(
+    cores: int, methods: Sequence[str], draft_in_verifier: bool | None, threads: int, own_cores: bool
+) -> Placement:
     """What the user asked for; where that is None or 0, what was measured to be best. `own_cores`: the target computes
     on these cores, not on a GPU nor in vLLM's workers.
 
-    On few cores a drafter of its own process takes the time of the verifier's threads, and its round trips wait for
-    them. Elsewhere a core is left to it: more busy threads than cores slow every step down."""
-    if draft_in_verifier is None:
-        draft_in_verifier = drafters and own_cores and cores <= FEW_CORES
-    apart = drafters and not draft_in_verifier
-    return Placement(draft_in_verifier, threads or max(1, cores - apart))
+    A lookup takes microseconds, less than a message to another process. On few cores a draft model's process takes the
+    time of the verifier's threads, and its round trips wait for them. Elsewhere a core is left to it: more busy threads
+    than cores slow every step down."""
+    inside = draft_in_verifier
+    if inside is None:
+        inside = own_cores and cores <= FEW_CORES
+    lookups = draft_in_verifier is not False
+    placed = tuple(
+        kind
+        for kind in methods
+        if inside or METHODS[kind].in_verifier_only or (lookups and not METHODS[kind].needs_model)
+    )
+    apart = len(placed) < len(methods)
+    return Placement(placed, threads or max(1, cores - apart))
 
 
-def _placed(kinds: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
+def _placed(methods: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
     """Says what it chose."""
     cores, own_cores = available_cores(), engine == EMBEDDED and not any(Path("/dev").glob("nvidia[0-9]*"))
-    placement = place(cores, bool(kinds), draft_in_verifier, threads, own_cores)
+    placement = place(cores, methods, draft_in_verifier, threads, own_cores)
     if draft_in_verifier is None or not threads:
-        where = "in the verifier" if placement.draft_in_verifier else "in processes of their own"
-        drafting = f"drafters {where} (--[no-]draft-in-verifier)" if kinds else "no drafters"
-        said = f"slipstream serve: cores {cores}, threads of the target {placement.threads} (--threads), {drafting}"
-        typer.echo(said, err=True)
+        apart = [kind for kind in methods if kind not in placement.in_verifier]
+        inside = f"drafters in the verifier {', '.join(placement.in_verifier) or 'none'}"
+        drafting = f"{inside}, in processes of their own {', '.join(apart) or 'none'} (--[no-]draft-in-verifier)"
+        said = f"slipstream serve: cores {cores}, threads of the target {placement.threads} (--threads), "
+        typer.echo(said + (drafting if methods else "no drafters"), err=True)
     return placement
 
 
@@ -472,14 +489,15 @@ def serve(
         bool | None,
         typer.Option(
             help="Run drafters inside the verifier's process, which spares processes, memory and the network hop. "
-            "Default: on up to 2 cores without a GPU.",
+            "Default: lookups; draft models on up to 2 cores without a GPU.",
             rich_help_panel=DRAFTING,
         ),
     ] = None,
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
     serve."""
-    named = _named(models.drafter or ["model"])
+    default = PROCESSES_ALONE if draft_in_verifier is False else DEFAULT_DRAFTERS
+    named = _named(models.drafter or default)
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         drafters = {kind: _model_of(kind, own, models.target, models.draft) for kind, own in named.items()}
@@ -494,9 +512,7 @@ def serve(
         raise typer.BadParameter(f"no such engine: {fleet.engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
         placed = _placed(list(drafters), draft_in_verifier, models.threads, fleet.engine)
-        served = Fleet(
-            target, drafters, models.dtype, placed.threads, fleet, draft_in_verifier=placed.draft_in_verifier
-        )
+        served = Fleet(target, drafters, models.dtype, placed.threads, fleet, in_verifier=placed.in_verifier)
         asyncio.run(run(served, addresses))
 
 

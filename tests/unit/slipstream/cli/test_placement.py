@@ -6,21 +6,26 @@ import pytest
 
 from slipstream.cli.serve import Placement, place
 
+MODEL, BOTH, ALL = ("model",), ("model", "suffix"), ("model", "suffix", "eagle")
+
 
 @pytest.mark.parametrize(
-    ("cores", "drafters", "asked", "threads", "own_cores", "expected"),
+    ("cores", "methods", "asked", "threads", "own_cores", "expected"),
     [
-        (1, True, None, 0, True, Placement(True, 1)),
-        (2, True, None, 0, True, Placement(True, 2)),
-        (4, True, None, 0, True, Placement(False, 3)),
-        (2, False, None, 0, True, Placement(False, 2)),
-        (2, True, None, 0, False, Placement(False, 1)),
-        (2, True, False, 0, True, Placement(False, 1)),
-        (8, True, True, 0, True, Placement(True, 8)),
-        (8, True, None, 3, True, Placement(False, 3)),
+        (1, MODEL, None, 0, True, Placement(MODEL, 1)),
+        (2, BOTH, None, 0, True, Placement(BOTH, 2)),
+        (4, MODEL, None, 0, True, Placement((), 3)),
+        (4, BOTH, None, 0, True, Placement(("suffix",), 3)),
+        (4, ("suffix",), None, 0, True, Placement(("suffix",), 4)),
+        (4, ("eagle",), None, 0, True, Placement(("eagle",), 4)),
+        (2, (), None, 0, True, Placement((), 2)),
+        (2, BOTH, None, 0, False, Placement(("suffix",), 1)),
+        (2, ALL, False, 0, True, Placement(("eagle",), 1)),
+        (8, BOTH, True, 0, True, Placement(BOTH, 8)),
+        (8, BOTH, None, 3, True, Placement(("suffix",), 3)),
     ],
 )
-def test_few_cores_draft_in_the_verifier_and_what_is_asked_for_comes_first(
-    cores: int, drafters: bool, asked: bool | None, threads: int, own_cores: bool, expected: Placement
+def test_lookups_draft_in_the_verifier_models_there_on_few_cores_and_what_is_asked_for_comes_first(
+    cores: int, methods: tuple[str, ...], asked: bool | None, threads: int, own_cores: bool, expected: Placement
 ) -> None:
-    assert place(cores, drafters, asked, threads, own_cores) == expected
+    assert place(cores, methods, asked, threads, own_cores) == expected
