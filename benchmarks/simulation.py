@@ -37,6 +37,7 @@ from benchmarks.simulation_trees import Grown, grow
 from drafter_svc.config import DrafterConfig
 from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal
+from slipstream.proposers.expansion import FEWEST
 from slipstream.proposers.base import Proposer, open_proposer
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.selection import ROOT
@@ -77,7 +78,7 @@ class Simulation:
         self.texts = {t: sampled(self.engine, greedy, t) if t else greedy for t in TEMPERATURES}
         everything = [text for texts in self.texts.values() for text in texts]
         trees = {
-            name: grow(proposer, everything, ENOUGH, DEFAULTS.expand) for name, proposer in _proposers(draft).items()
+            name: grow(proposer, everything, ENOUGH, FEWEST) for name, proposer in _proposers(draft).items()
         }
         self.forest = Forest(trees)
 
@@ -110,7 +111,7 @@ class Simulation:
         """The model drafter's own settings."""
         limits = {f"width {width}": kept(_narrow(width)) for width in (1, 2, 3, 4, 6, 8)}
         limits |= {f"min_path_probability {least}": kept(_likely(least)) for least in (0.005, 0.02, 0.05)}
-        limits |= {f"after {p} drafting passes of {DEFAULTS.expand} nodes": kept(_early(p)) for p in (1, 2, 3, 4, 6, 8)}
+        limits |= {f"after {p} drafting passes of {FEWEST} nodes": kept(_early(p)) for p in (1, 2, 3, 4, 6, 8)}
         for temperature in TEMPERATURES:
             for name, scoring in limits.items():
                 yield Row(name, temperature, self.row(temperature, self.forest.chooser(["model"], scoring)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from drafter_svc.service import DrafterLimits, DrafterService
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_thread import ModelThread
 from slipstream.proposers.base import OpenedProposer, open_proposer
+from slipstream.proposers.expansion import FEWEST, measured_expansion
 from slipstream.proposers.registry import find_method
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.server import Server, role_access
@@ -22,6 +24,8 @@ from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
 
 ProposerFactory = Callable[[DrafterConfig], OpenedProposer]
 
@@ -52,7 +56,11 @@ async def running(
     threads = threads_for(config.threads)
     async with ModelThread(threads if method.needs_model else 0, "draft-model") as thread:
         opened = await thread.run(factory, config)
-        scheduler = DraftScheduler(opened.proposer, thread, config.step_tokens, config.expand)
+        expand = config.expand or FEWEST
+        if not config.expand and method.needs_model:
+            expand = await thread.run(measured_expansion, opened.proposer)
+            log.info("a pass expands %d nodes of a session (DRAFTER_EXPAND)", expand)
+        scheduler = DraftScheduler(opened.proposer, thread, config.step_tokens, expand)
         scheduler.observer = stats = DraftStepStats()
         model = proto_conversion.model_to_proto(opened.model)
         bounds = DrafterLimits(model, config.max_sessions, config.max_nodes, method.gives_distribution, tracing)

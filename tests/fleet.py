@@ -44,7 +44,8 @@ async def drafter(
     tracing: Tracing | None = None,
 ) -> AsyncIterator[str]:
     """The address of a running drafter; with `grammars` it guesses inside of them."""
-    config = DrafterConfig(model="given", max_sessions=max_sessions, max_nodes=max_nodes, listen=listen, grace_s=0.0)
+    limits = {"max_sessions": max_sessions, "max_nodes": max_nodes, "expand": 4}  # not measured: alike on every machine
+    config = DrafterConfig(model="given", listen=listen, grace_s=0.0, **limits)
     proposer = ModelProposer(
         engine,
         width=config.width,
