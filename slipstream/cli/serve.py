@@ -35,8 +35,8 @@ from slipstream.tokenizer.vocabulary import (
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 READY = "ready grpc="
-OWN_CORPUS = {"CORPUS_TOKENS": "100000", "CORPUS_SHARED": "true"}
-"""On one machine all requests share one corpus."""
+OWN_CORPUS = {"CORPUS_TOKENS": "100000"}
+"""Requests with one cache salt help each other; others share nothing, for several people may use this machine."""
 END_GRACE_S = 25.0
 """Longer than the gateway's own grace for its sessions, so that it can report to clients and traces before it is
 killed."""
