@@ -37,9 +37,9 @@ from benchmarks.simulation_trees import Grown, grow
 from drafter_svc.config import DrafterConfig
 from slipstream.engine.factory import open_engine
 from slipstream.errors import Internal
-from slipstream.proposers.expansion import FEWEST
 from slipstream.proposers.base import Proposer, open_proposer
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.expansion import FEWEST
 from slipstream.speculation.selection import ROOT
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -77,9 +77,7 @@ class Simulation:
         greedy = natural(self.engine, target, prompts, tokens)
         self.texts = {t: sampled(self.engine, greedy, t) if t else greedy for t in TEMPERATURES}
         everything = [text for texts in self.texts.values() for text in texts]
-        trees = {
-            name: grow(proposer, everything, ENOUGH, FEWEST) for name, proposer in _proposers(draft).items()
-        }
+        trees = {name: grow(proposer, everything, ENOUGH, FEWEST) for name, proposer in _proposers(draft).items()}
         self.forest = Forest(trees)
 
     def row(self, temperature: float, choose: Chooser) -> list[Yield]:
