@@ -50,9 +50,10 @@ VLLM_PYTHON = Path(".venv-vllm/bin/python")
 """Where `make setup-vllm` puts it."""
 FEW_CORES = 2
 DEFAULT_DRAFTERS = ("model", "suffix")
-"""Together they find more than each alone on every kind of text that `benchmarks.methods` has."""
+"""Methods of a server for which none is named: together they find more than each alone on every kind of text that
+`benchmarks.methods` has."""
 PROCESSES_ALONE = ("model",)
-"""The same where nothing drafts in the verifier: a lookup is not worth a process of its own."""
+"""Methods of such a server where nothing drafts in the verifier: a lookup is not worth a process of its own."""
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 

@@ -18,7 +18,8 @@ LONGER = 1.2
 """Times a pass of FEWEST nodes that one of more may take. One session of `benchmarks.virtual` decodes faster at 0 to
 20 ms with 16 nodes in 2.5 ms (`World(expand=16, draft=LinearCost(0.0025))`) than with 4 in 2 ms."""
 PASSES = 7
-"""Of each size. The shortest counts: other programs on the machine make a pass longer, never shorter."""
+"""Passes of each size that are timed, of which the shortest counts: other programs on the machine make a pass
+longer, never shorter."""
 HANDLE, PROMPT = "expansion", [0, 0, 0]
 
 
