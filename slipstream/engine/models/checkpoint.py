@@ -68,7 +68,7 @@ def load_checkpoint(
     quantised = quantisation or quantisation_method(config)
     own = getattr(config.get_text_config(decoder=True), "dtype", None)
     if dtype == "auto" and device == "cpu" and not quantised and isinstance(own, torch.dtype):
-        dtype = str(fast_dtype(own)).removeprefix("torch.")
+        dtype = str(fast_dtype(own, _without_weights(source, config).num_parameters())).removeprefix("torch.")
     model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device))
     parameters = model.num_parameters()  # now: the modules that replace others below have none
     model = convert(quantisation, model).eval().requires_grad_(False)
@@ -93,12 +93,11 @@ def describe_checkpoint(name: str) -> ModelInfo:
     options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision}
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, KeyError) as error:
         raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
     except ValueError as error:
-        raise _unsupported(source, f"transformers cannot read it ({str(error).splitlines()[0]})") from error
+        raise _unreadable(source, error) from error
+    model = _without_weights(source, config)
     with contextlib.suppress(OSError):  # many checkpoints have no file of it
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     return _info(name, model, "", model.num_parameters())
@@ -117,10 +116,6 @@ def _load_config(source: str, options: dict[str, Any]) -> Any:
         raise _unsupported(source, f"it has {', '.join(sorted(other))} layers")
     if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise _unsupported(source, "its attention looks ahead")
-    return config
-
-
-def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
     try:
         kind = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError as error:
@@ -129,6 +124,20 @@ def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
         raise _unsupported(source, "its recurrent state cannot be rolled back")
     if not getattr(kind, "_supports_attention_backend", False):
         raise _unsupported(source, "its attention cannot be replaced")
+    return config
+
+
+def _without_weights(source: str, config: Any) -> Any:
+    """The model on the meta device, which has shapes alone. Raises FailedPrecondition for a configuration that is no
+    causal language model's, or that the library cannot read."""
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        raise _unreadable(source, error) from error
+
+
+def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
             source, config=config, attn_implementation=NAME, use_safetensors=True, **options
@@ -207,6 +216,10 @@ def _digest(folder: Path) -> str:
             content = file.read_bytes() if file.suffix == ".json" else str(file.stat().st_size).encode()
             digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
     return f"local-{digest.hexdigest()[:12]}"
+
+
+def _unreadable(name: str, error: Exception) -> FailedPrecondition:
+    return _unsupported(name, f"transformers cannot read it ({str(error).splitlines()[0]})")
 
 
 def _unsupported(name: str, why: str) -> FailedPrecondition:

@@ -1,7 +1,8 @@
 """The type that a model is computed in on a CPU where its settings leave that open.
 
 A CPU without instructions for a checkpoint's own type emulates its products. They then take longer than products in
-float32, although half as many bytes are read.
+float32, although half as many bytes are read. How much that half is worth depends on where the weights lie: a small
+draft model's in the caches, a target's in memory. So as many weights are multiplied as the model has.
 """
 
 from __future__ import annotations
@@ -18,40 +19,55 @@ from slipstream.engine.models.linear import Linear
 log = logging.getLogger(__name__)
 
 ROWS, INPUTS, OUTPUTS = 8, 1024, 4096
-"""A pass over a small tree, and weights that do not fit in a core's own caches."""
+"""A pass over a small tree, and the weights of one product."""
+MOST_PRODUCTS = 16
+"""Products in turn whose weights, 128 MB in bfloat16 and 256 MB in float32, stand for those of any larger model."""
+LARGE = MOST_PRODUCTS * INPUTS * OUTPUTS
 TRIES = 9
 HALVES = (torch.bfloat16, torch.float16)
 
 
-@cache
-def fast_dtype(own: torch.dtype) -> torch.dtype:
-    """`own`, or float32 where this CPU's products in it take less time; measured once, and said in the log. Kinds of
-    CPUs differ by a factor of two or more either way, so other work on the machine does not change the answer."""
+def fast_dtype(own: torch.dtype, parameters: int = LARGE) -> torch.dtype:
+    """`own`, or float32 where this CPU computes a model of so many parameters in less time in it; measured once for
+    each size, and said in the log. A head is LARGE however few it has: each pass of its target, between two of its own,
+    drives its weights from the caches."""
     if own not in HALVES:
         return own
-    seconds = _least_seconds((own, torch.float32))
+    return _faster(own, max(1, min(MOST_PRODUCTS, round(parameters / (INPUTS * OUTPUTS)))))
+
+
+@cache
+def _faster(own: torch.dtype, products: int) -> torch.dtype:
+    seconds = _least_seconds((own, torch.float32), products)
     if seconds[own] <= seconds[torch.float32]:
         return own
     took, less = (f"{1e3 * seconds[dtype]:.2g}" for dtype in (own, torch.float32))
-    name = str(own).removeprefix("torch.")
-    log.warning("this CPU emulates %s (%s ms a product, %s in float32): computing in float32", name, took, less)
+    name, megabytes = str(own).removeprefix("torch."), products * INPUTS * OUTPUTS * own.itemsize / 1e6
+    log.warning(
+        "this CPU is slower in %s (%s ms for %.0f MB of weights, %s in float32): computing in float32",
+        *(name, took, megabytes, less),
+    )
     return torch.float32
 
 
 def dtype_on(place: torch.device, own: torch.dtype) -> torch.dtype:
-    """The type to compute in on this device where settings leave it open: see `fast_dtype` for a CPU, `own` else."""
+    """The type that a head computes in on this device: see `fast_dtype` for a CPU, `own` else."""
     return fast_dtype(own) if place.type == "cpu" else own
 
 
 @torch.inference_mode()
-def _least_seconds(dtypes: tuple[torch.dtype, ...]) -> dict[torch.dtype, float]:
-    """CPU seconds of this thread for a product in each type, the least of tries in turn."""
-    layers = {dtype: Linear([torch.nn.Linear(INPUTS, OUTPUTS, bias=False, dtype=dtype)]) for dtype in dtypes}
+def _least_seconds(dtypes: tuple[torch.dtype, ...], products: int) -> dict[torch.dtype, float]:
+    """CPU seconds of this thread for so many products in each type, the least of tries in turn."""
+    layers = {
+        dtype: [Linear([torch.nn.Linear(INPUTS, OUTPUTS, bias=False, dtype=dtype)]) for _ in range(products)]
+        for dtype in dtypes
+    }
     least = dict.fromkeys(dtypes, math.inf)
     for _ in range(TRIES):
-        for dtype, layer in layers.items():
+        for dtype, row in layers.items():
             rows = torch.ones(ROWS, INPUTS, dtype=dtype)
             began = time.thread_time()
-            layer(rows)
+            for layer in row:
+                layer(rows)
             least[dtype] = min(least[dtype], time.thread_time() - began)
     return least

@@ -19,13 +19,13 @@ DRAFT = str(Path(__file__).parents[4] / "models" / "draft")
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    fast_dtype.cache_clear()
+    module._faster.cache_clear()
     yield
-    fast_dtype.cache_clear()
+    module._faster.cache_clear()
 
 
 def slower(monkeypatch: pytest.MonkeyPatch, kind: torch.dtype) -> None:
-    monkeypatch.setattr(module, "_least_seconds", lambda dtypes: {each: 1.0 + (each is kind) for each in dtypes})
+    monkeypatch.setattr(module, "_least_seconds", lambda dtypes, products: {each: 1.0 + (each is kind) for each in dtypes})
 
 
 def test_an_emulated_type_gives_way_to_float32_unless_it_is_asked_for(
@@ -34,7 +34,7 @@ def test_an_emulated_type_gives_way_to_float32_unless_it_is_asked_for(
     slower(monkeypatch, torch.bfloat16)
     assert load_checkpoint(DRAFT).info.dtype == load_checkpoint(DRAFT).info.dtype == "float32"
     assert load_checkpoint(DRAFT, "bfloat16").info.dtype == "bfloat16"
-    assert sum("emulates bfloat16" in record.message for record in caplog.records) == 1
+    assert sum("slower in bfloat16" in record.message for record in caplog.records) == 1
 
 
 def test_a_type_that_is_fast_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,24 @@ def test_a_type_that_is_fast_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_products_are_timed_in_each_type() -> None:
-    found = module._least_seconds((torch.bfloat16, torch.float32))
+    found = module._least_seconds((torch.bfloat16, torch.float32), 2)
     assert all(0.0 < seconds < 60.0 for seconds in found.values()) and len(found) == 2
+
+
+def test_as_many_weights_are_multiplied_as_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model's lie in the caches, a target's in memory, where half the bytes count."""
+    product, asked = module.INPUTS * module.OUTPUTS, list[int]()
+
+    def least_seconds(dtypes: tuple[torch.dtype, ...], products: int) -> dict[torch.dtype, float]:
+        asked.append(products)
+        return {dtype: 1.0 + (dtype is torch.bfloat16) * (products < 4) for dtype in dtypes}
+
+    monkeypatch.setattr(module, "_least_seconds", least_seconds)
+    sizes = [1, 3 * product, 4 * product, 70_000_000_000]
+    found = [fast_dtype(torch.bfloat16, size) for size in sizes]
+    assert found == [torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
+    assert asked == [1, 3, 4, module.MOST_PRODUCTS]
+    assert fast_dtype(torch.bfloat16) is torch.bfloat16 and len(asked) == 4
 
 
 def test_a_draft_model_does_without_batch_invariant_attention(monkeypatch: pytest.MonkeyPatch) -> None:
