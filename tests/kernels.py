@@ -9,28 +9,38 @@ from pathlib import Path
 import pytest
 
 from slipstream.engine.kernels import compiled
-from slipstream.engine.kernels.compiled import Kernels
+from slipstream.engine.kernels.compiled import AVX512, AVX512_BF16, Kernels
+
+
+OPTIMISED = ("-O3", "-Wall", "-Wextra", "-Werror")
+VECTORS = Path(__file__).with_name("wide_vectors.h")
+EMULATED = ("-O0", "-Wno-psabi", f'-DWIDE_VECTORS="{VECTORS}"')
+EVERY_SET = ("-D__builtin_cpu_supports(x)=1", "-D__builtin_cpu_init()=(void)0")
 
 
 def compile_kernels(folder: Path) -> Path:
-    return _compile(folder / "kernels.so", "-O3", "-Wall", "-Wextra", "-Werror")
+    return _compile(folder / "kernels.so", *OPTIMISED)
 
 
-def kernels(path: Path, wide: bool) -> Kernels:
-    """AVX-512 is emulated on CPUs that have none: slow, and the same code but for its operations."""
-    found = Kernels(path, wide)
+def kernels(path: Path, wide: bool, pairs: bool = False) -> Kernels:
+    """`path` is what `compile_kernels` made. AVX-512 is emulated on CPUs that have none: slow, and the same code but for
+    its operations. `pairs`: bf16 multiplied in pairs, as on CPUs with AVX512-BF16 that are not Intel's."""
+    found = Kernels(path, False)
     if not found.level:
         pytest.skip("this CPU has no instructions for it")
-    if wide and found.level == Kernels(path, False).level:
-        found = Kernels(_emulated(path.parent), True)
-        assert found.width == 32
+    if not wide:
+        return found
+    name, maker = f"{'pairs' if pairs else 'floats'}.so", f"-D__builtin_cpu_is(x)={int(not pairs)}"  # is it Intel's?
+    level = AVX512_BF16 if pairs else AVX512
+    found = Kernels(_once(path.with_name(name), *OPTIMISED, maker), True)
+    if found.level != level:
+        found = Kernels(_once(path.with_name(f"emulated_{name}"), *EMULATED, *EVERY_SET, maker), True)
+    assert found.level == level and found.width == 32
     return found
 
 
-def _emulated(folder: Path) -> Path:
-    path, vectors = folder / "emulated.so", Path(__file__).with_name("wide_vectors.h")
-    pretended = ("-D__builtin_cpu_supports(x)=1", "-D__builtin_cpu_init()=(void)0")
-    return path if path.exists() else _compile(path, "-O0", "-Wno-psabi", f'-DWIDE_VECTORS="{vectors}"', *pretended)
+def _once(path: Path, *options: str) -> Path:
+    return path if path.exists() else _compile(path, *options)
 
 
 def _compile(path: Path, *options: str) -> Path:

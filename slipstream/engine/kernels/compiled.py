@@ -20,8 +20,8 @@ VERSION = 8
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The kernels' names of what a pass computes with; weights may be BYTES."""
 BYTES = 2
-AVX512_BF16 = 3
-"""The highest level of kernels.c."""
+AVX512, AVX512_BF16 = 2, 3
+"""The highest levels of kernels.c."""
 FEW = 1 << 18
 """Multiplications that one thread has done before others have woken up."""
 

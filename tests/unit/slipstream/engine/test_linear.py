@@ -27,11 +27,11 @@ SAME_ROWS = {torch.float32: 70, torch.bfloat16: 32}
 Way = Callable[[torch.Tensor, torch.Tensor | None], PackedProduct | OneDnn]
 
 
-@pytest.fixture(params=["AVX2", "AVX-512", "oneDNN"])
+@pytest.fixture(params=["AVX2", "AVX-512", "AVX-512, pairs", "oneDNN"])
 def way(request: pytest.FixtureRequest, compiled: Path) -> Way:
     if request.param == "oneDNN":
         return OneDnn
-    found = kernels(compiled, request.param == "AVX-512")
+    found = kernels(compiled, request.param != "AVX2", request.param == "AVX-512, pairs")
     return lambda weight, bias: PackedProduct(found, weight, bias)
 
 
@@ -126,11 +126,15 @@ def test_callers_of_several_threads_do_not_meet(compiled: Path, monkeypatch: pyt
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_in_fp32_all_cpus_add_up_alike(compiled: Path) -> None:
-    narrow, wide = (kernels(compiled, each) for each in (False, True))
-    weight, x = rows(199, 1537, torch.float32), rows(20, 1537, torch.float32)
-    assert torch.equal(PackedProduct(narrow, weight, None)(x), PackedProduct(wide, weight, None)(x))
+def test_all_cpus_add_up_alike_but_for_pairs_of_bf16(compiled: Path, dtype: torch.dtype) -> None:
+    narrow, wide, pairs = (kernels(compiled, *each) for each in ((False,), (True,), (True, True)))
+    weight, x = rows(199, 1538, dtype), rows(20, 1538, dtype)
+    found = [PackedProduct(each, weight, None)(x) for each in (narrow, wide, pairs)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2]) or dtype is torch.bfloat16
+    assert torch.allclose(found[0], found[2], rtol=2.0**-8)  # a step of bf16
 
 
 @torch.inference_mode()
