@@ -51,6 +51,17 @@ class Speaker:
     def tokens(self, number: int) -> list[int]:
         return tokens(self.frames.get(number, []))
 
+    def texts(self, number: int, committed: list[int]) -> list[list[int]]:
+        """The text up to each candidate of the newest tree, which stands on some of the `committed` tokens."""
+        frames = self.frames.get(number, [])
+        newest = [frame for frame in frames if frame.generation == frames[-1].generation]
+        texts = {0: committed[: frames[-1].base_length]} if frames else {}
+        for frame in newest:
+            for node, token in enumerate(frame.token_ids, frame.first_node):
+                parent = frame.parents[node - frame.first_node] if frame.parents else node - 1
+                texts[node] = [*texts[parent], token]
+        return list(texts.values())
+
     async def refused(self, number: int) -> types_pb2.Failure:
         await until(lambda: any(refusal.session == number for refusal in self.refusals))
         (refusal,) = (refusal for refusal in self.refusals if refusal.session == number)

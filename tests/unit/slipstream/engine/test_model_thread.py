@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from slipstream.engine import model_thread as module
 from slipstream.engine.model_thread import ModelThread
 
 
@@ -16,6 +17,32 @@ async def test_functions_run_in_order_on_one_thread_of_their_own() -> None:
     assert [at for at, _ in seen] == list(range(20))
     assert len({ident for _, ident in seen}) == 1
     assert seen[0][1] != threading.get_ident()
+
+
+async def test_a_function_has_begun_on_return_where_the_thread_was_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HAND_OVER_S", 5.0)
+    gate = threading.Event()
+    async with ModelThread() as thread:
+        for _ in range(50):
+            while not thread._idle:
+                await asyncio.sleep(0.0001)
+            gate.clear()
+            running = thread.run(gate.wait, 5.0)
+            assert not thread._idle
+            gate.set()
+            assert await running
+
+
+async def test_a_busy_thread_keeps_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HAND_OVER_S", 60.0)
+    begun, gate = threading.Event(), threading.Event()
+    async with ModelThread() as thread:
+        running = thread.run(lambda: begun.set() or gate.wait(5.0))
+        assert begun.wait(5.0)
+        following = [thread.run(divmod, 7, 2) for _ in range(3)]
+        assert not running.done()
+        gate.set()
+        assert await running and await asyncio.gather(*following) == [(3, 1)] * 3
 
 
 async def test_torch_threads_are_set_on_the_models_thread() -> None:
