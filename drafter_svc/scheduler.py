@@ -18,6 +18,7 @@ from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.proposers.base import Proposal, Proposer, ProposerContext
 from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.expansion import FEWEST
 from slipstream.proposers.level_budget import LevelBudget
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class DraftScheduler:
         proposer: Proposer,
         thread: ModelThread,
         step_tokens: int,
-        expand: int = 4,
+        expand: int = FEWEST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._proposer = proposer

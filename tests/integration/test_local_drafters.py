@@ -20,7 +20,7 @@ from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
 from tests.fleet import Decoded, Gateway, emulated_text, gateway, until, verifier
 from tests.heads import random_heads, save_heads
 from verifier_svc.config import VerifierConfig
-from verifier_svc.sources.local import LocalSource
+from verifier_svc.sources.local import LocalSession, LocalSource
 from verifier_svc.verifier import running as verifier_running
 
 NGRAM, MODEL, MEDUSA = "verifier:ngram", "verifier:model", "verifier:medusa"
@@ -176,6 +176,23 @@ async def test_a_local_drafter_that_proposes_no_token_loses_its_session(monkeypa
         decoded = await client.decode([7, 8, 9], tokens=20, drafters=[NGRAM])
     assert failures(decoded) == ["INVALID_ARGUMENT"] and decoded.drafted == 0
     assert decoded.token_ids == emulated_text([7, 8, 9], 20)
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+async def test_a_draft_model_expands_as_many_nodes_a_pass_as_timing_said(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expanded, context_of = list[int](), LocalSession.context
+
+    def context(self: LocalSession, nodes: Any, expand: Any, *rest: Any) -> ProposerContext:
+        expanded.append(len(expand))
+        return context_of(self, nodes, expand, *rest)
+
+    monkeypatch.setattr("verifier_svc.sources.local.measured_expansion", lambda proposer: nodes)
+    monkeypatch.setattr(LocalSession, "context", context)
+    async with shipped_verifier(f"model={shipped_model('draft')}") as client:
+        await client.decode(prompt(), tokens=TOKENS, max_draft_tokens=32, drafters=[MODEL])
+    assert max(expanded) == nodes
 
 
 async def test_what_a_session_held_is_released_with_it() -> None:

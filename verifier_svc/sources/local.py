@@ -26,6 +26,7 @@ from slipstream.proposers.base import (
     open_proposer,
 )
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
+from slipstream.proposers.expansion import FEWEST, measured_expansion
 from slipstream.proposers.level_budget import LevelBudget
 from slipstream.proposers.registry import IN_VERIFIER, METHODS, ProposerMethod
 from slipstream.rpc import proto_conversion
@@ -46,11 +47,11 @@ LOOKUP_PASSES = 4
 """Most passes of a lookup before one step; what is left, as of a long prompt, follows before the next one."""
 LOOKUP_AHEAD = 1
 """Candidates that a lookup keeps for each that a step may take: the next step's are looked up after this one."""
-MODEL_AHEAD = 4
-"""Candidates that a draft model keeps for each that a step may take: it goes on while a step runs."""
-EXPAND = 4
-"""Nodes of one session expanded in one pass, and PASS_NODES of all sessions, at least one of each."""
+MODEL_AHEAD = 2
+"""Candidates that a draft model keeps for each that a step may take: it goes on while a step runs. More of them take
+the time of cores that the target shares, and are seldom on the path that it takes."""
 PASS_NODES = 64
+"""Nodes of all sessions expanded in one pass, at least one of each."""
 CALL_S = 0.004
 """Seconds that a call of several levels may take: handing over costs more beside a step, which shares Python's lock."""
 PASS_TOKENS = 512
@@ -144,8 +145,9 @@ class LocalSource:
         context: SourceContext,
         thread: ModelThread | None,
         feed: HiddenFeed | None,
+        expand: int = FEWEST,
     ) -> None:
-        """`feed`: there for a method that reads hidden states."""
+        """`feed`: there for a method that reads hidden states. `expand`: nodes of a session expanded in one pass."""
         self.address = IN_VERIFIER + method.name
         self.arrival_times = ArrivalTimes()
         self._method = method
@@ -156,6 +158,7 @@ class LocalSource:
         self._open_window = opened.open_window
         self._context = context
         self._thread = thread
+        self._expand = expand
         # What hidden states are worth is known for one root: nothing is proposed ahead of the next.
         self._ahead = LOOKUP_AHEAD if thread is None or opened.hidden is not None else MODEL_AHEAD
         self._sessions: dict[Session, LocalSession] = {}
@@ -328,7 +331,7 @@ class LocalSource:
         """A part of the next pass for each session whose tree has to grow."""
         pending = list(self._pending)
         share = max(READ_TOKENS, PASS_TOKENS // max(1, len(pending)))
-        expand = min(EXPAND, max(1, PASS_NODES // max(1, len(pending))))
+        expand = min(self._expand, max(1, PASS_NODES // max(1, len(pending))))
         requests = []
         for attachment in pending:
             request = self._request(attachment, expand, share)
@@ -478,7 +481,10 @@ async def local_drafters(
                 )
             if opened.hidden is not None:
                 await _check_hidden(name, opened, executor, target, config.min_head_accuracy)
-            sources.add_local(LocalSource(method, opened, context, thread, executor.hidden_feed))
+            expand = FEWEST
+            if thread is not None and opened.hidden is None:
+                expand = await thread.run(measured_expansion, opened.proposer)
+            sources.add_local(LocalSource(method, opened, context, thread, executor.hidden_feed, expand))
         yield
 
 
