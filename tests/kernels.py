@@ -11,7 +11,6 @@ import pytest
 from slipstream.engine.kernels import compiled
 from slipstream.engine.kernels.compiled import AVX512, AVX512_BF16, Kernels
 
-
 OPTIMISED = ("-O3", "-Wall", "-Wextra", "-Werror")
 VECTORS = Path(__file__).with_name("wide_vectors.h")
 EMULATED = ("-O0", "-Wno-psabi", f'-DWIDE_VECTORS="{VECTORS}"')
@@ -23,8 +22,8 @@ def compile_kernels(folder: Path) -> Path:
 
 
 def kernels(path: Path, wide: bool, pairs: bool = False) -> Kernels:
-    """`path` is what `compile_kernels` made. AVX-512 is emulated on CPUs that have none: slow, and the same code but for
-    its operations. `pairs`: bf16 multiplied in pairs, as on CPUs with AVX512-BF16 that are not Intel's."""
+    """`path` is what `compile_kernels` made. AVX-512 is emulated on CPUs that have none: slow, and the same code but
+    for its operations. `pairs`: bf16 multiplied in pairs, as on CPUs with AVX512-BF16 that are not Intel's."""
     found = Kernels(path, False)
     if not found.level:
         pytest.skip("this CPU has no instructions for it")

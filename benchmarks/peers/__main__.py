@@ -1,17 +1,18 @@
 """Everybody in one run: tokens/s of each system beside a reference, on the same weights, prompts and cores.
 
 usage: python -m benchmarks.peers [--target shipped|inflated] [--dtype float32|bfloat16] [--system NAME ...]
-                                  [--at-once 1,6,16] [--repeats 3] [--tokens 48] [--threads N] [--again] [--list]
+                                  [--reference NAME] [--at-once 1,6,16] [--repeats 3] [--tokens 48] [--threads N]
+                                  [--again] [--list]
 
-Each row is a system and a number of requests at once: its runs take turns with runs of the reference, llama.cpp
-without a draft, and the ratio is that of neighbouring runs, with a 95 % interval. Greedy; prompts of 64 tokens do not
-loop; a run has eight of them or more, so many at a time, and its time includes them. A run is disturbed where others
-took more than 5 % of the cores' time or the host more than 2 %; it is repeated, at most as often as there are repeats,
-and counted if nothing better came. `same` is the share of prompts with the tokens of transformers in float32; a system
-that ends early counts the tokens it gave.
+Each row is a system and a number of requests at once: its runs take turns with runs of the reference, and the ratio is
+that of neighbouring runs, with a 95 % interval. The reference is llama.cpp without a draft unless another one is named:
+ratios to that have a file of their own. Greedy; prompts of 64 tokens do not loop; a run has eight of them or more, so
+many at a time, and its time includes them. A run is disturbed where others took more than 5 % of the cores' time or the
+host more than 2 %; it is repeated, at most as often as there are repeats, and counted if nothing better came. `same` is
+the share of prompts with the tokens of transformers in float32; a system that ends early counts the tokens it gave.
 
-Rows that are in `benchmarks/results/peers_TARGET_DTYPE.json` are not measured again without --again, so a run that
-was broken off goes on. Environments are made on first use (`benchmarks.peers.environments`).
+Rows that are in `benchmarks/results/peers_TARGET_DTYPE[_beside_NAME].json` are not measured again without --again, so a
+run that was broken off goes on. Environments are made on first use (`benchmarks.peers.environments`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import statistics
 import time
 from contextlib import AsyncExitStack
@@ -141,8 +143,8 @@ def row(name: str, at_once: int, threads: int, pairs: list[list[Sample]], prompt
 class Records:
     """Rows so far, on disk after each."""
 
-    def __init__(self, setting: Setting, command: str, again: bool) -> None:
-        self._name, self._command = f"peers_{setting.target}_{setting.dtype}", command
+    def __init__(self, name: str, command: str, again: bool) -> None:
+        self._name, self._command = name, command
         file = RESULTS / f"{self._name}.json"
         self.rows: list[Row] = json.loads(file.read_text())["rows"] if file.exists() and not again else []
 
@@ -160,7 +162,7 @@ async def measure(asked: argparse.Namespace, setting: Setting, records: Records)
     prompts = await chosen(max(FEWEST, *asked.at_once), asked.tokens)
     wanted = {name: [size for size in asked.at_once if not records.has(name, size)] for name in asked.system}
     async with AsyncExitStack() as stack:
-        reference = await SYSTEMS[REFERENCE](stack, setting)
+        reference = await SYSTEMS[asked.reference](stack, setting)
         await reference(prompts.prompts[:1], asked.tokens)
         for name, sizes in wanted.items():
             if not sizes:
@@ -168,7 +170,7 @@ async def measure(asked: argparse.Namespace, setting: Setting, records: Records)
             print(time.strftime("%H:%M:%S"), name, flush=True)
             try:
                 async with AsyncExitStack() as own:
-                    system = reference if name == REFERENCE else await SYSTEMS[name](own, setting)
+                    system = reference if name == asked.reference else await SYSTEMS[name](own, setting)
                     await system(prompts.prompts[:1], asked.tokens)
                     for size in sizes:
                         some = prompts.prompts[: size * max(1, FEWEST // size)]
@@ -183,6 +185,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", choices=("shipped", "inflated"), default="inflated")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="Repeat for more; default: all.")
+    parser.add_argument("--reference", choices=list(SYSTEMS), default=REFERENCE, help="What ratios are to.")
     parser.add_argument("--at-once", type=lambda word: [int(size) for size in word.split(",")], default=[1, 6, 16])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
@@ -202,7 +205,11 @@ def main() -> None:
     setting = Setting(asked.target, asked.dtype, asked.threads)
     words = f"--target {asked.target} --dtype {asked.dtype} --repeats {asked.repeats} --tokens {asked.tokens}"
     words += f" --threads {asked.threads}"
-    asyncio.run(measure(asked, setting, Records(setting, f"python -m benchmarks.peers {words}", asked.again)))
+    name = f"peers_{setting.target}_{setting.dtype}"
+    if asked.reference != REFERENCE:
+        words += f' --reference "{asked.reference}"'
+        name += "_beside_" + "_".join(re.findall("[a-z0-9]+", asked.reference.lower()))
+    asyncio.run(measure(asked, setting, Records(name, f"python -m benchmarks.peers {words}", asked.again)))
 
 
 if __name__ == "__main__":

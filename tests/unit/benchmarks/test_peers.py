@@ -165,14 +165,13 @@ def test_rows_are_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     monkeypatch.setattr(peers, "RESULTS", tmp_path)
-    setting = Setting("shipped", "float32", 2)
-    first = peers.Records(setting, "command", again=False)
+    first = peers.Records("peers", "command", again=False)
     first.add({"system": "Slipstream", "at_once": 6})
     first.add({"system": "llama.cpp", "at_once": 6})
-    later = peers.Records(setting, "command", again=False)
+    later = peers.Records("peers", "command", again=False)
     assert later.has("Slipstream", 6) and not later.has("Slipstream", 1)
     assert [row["system"] for row in later.rows] == ["llama.cpp", "Slipstream"]
-    assert not peers.Records(setting, "command", again=True).rows
+    assert not peers.Records("peers", "command", again=True).rows
 
 
 async def test_a_worker_that_ends_is_a_typed_error_at_once() -> None:

@@ -25,7 +25,10 @@ def forgotten() -> Iterator[None]:
 
 
 def slower(monkeypatch: pytest.MonkeyPatch, kind: torch.dtype) -> None:
-    monkeypatch.setattr(module, "_least_seconds", lambda dtypes, products: {each: 1.0 + (each is kind) for each in dtypes})
+    def least_seconds(dtypes: tuple[torch.dtype, ...], products: int) -> dict[torch.dtype, float]:
+        return {each: 1.0 + (each is kind) for each in dtypes}
+
+    monkeypatch.setattr(module, "_least_seconds", least_seconds)
 
 
 def test_an_emulated_type_gives_way_to_float32_unless_it_is_asked_for(
