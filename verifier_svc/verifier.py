@@ -32,7 +32,7 @@ from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
 from verifier_svc.sources.candidate_sources import CandidateSources
-from verifier_svc.sources.local import local_drafters
+from verifier_svc.sources.local_drafters import local_drafters
 from verifier_svc.tracing import VerifierTracing
 
 

@@ -188,7 +188,7 @@ async def test_a_draft_model_expands_as_many_nodes_a_pass_as_timing_said(
         expanded.append(len(expand))
         return context_of(self, nodes, expand, *rest)
 
-    monkeypatch.setattr("verifier_svc.sources.local.measured_expansion", lambda proposer: nodes)
+    monkeypatch.setattr("verifier_svc.sources.local_drafters.measured_expansion", lambda proposer: nodes)
     monkeypatch.setattr(LocalSession, "context", context)
     async with shipped_verifier(f"model={shipped_model('draft')}") as client:
         await client.decode(prompt(), tokens=TOKENS, max_draft_tokens=32, drafters=[MODEL])
