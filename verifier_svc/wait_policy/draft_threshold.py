@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-LEVELS = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6)
+LEVELS = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8)
 """Thresholds that drafters are sent. Below the lowest, bytes on the wire cost more than a candidate gains."""
 PAUSE = 1.0
 """Threshold at which drafters stop: no candidate pays."""
-DEAR = 0.8
+DEAR = 0.9
 """Price in tokens above which no candidate pays: hardly any first candidate is likelier."""
 HANDLING_S = 25e-6
 """h, measured (`python -m benchmarks.limit`: CPU of a round with and without speculation, by candidates that came)."""
