@@ -133,7 +133,7 @@ def _without_weights(source: str, config: Any) -> Any:
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         raise _unreadable(source, error) from error
 
 
