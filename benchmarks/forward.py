@@ -32,11 +32,11 @@ from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.attention.reads import Read, visible
 from slipstream.engine.cpu_cores import threads_for
-from slipstream.engine.engine import begin_unshared
+from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.linear import Linear
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
@@ -59,7 +59,12 @@ def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
             engine.close(single)
     sequence = begin_unshared(engine, CONTEXT + max(SIZES))
     assert (sequence.rows is not None) == scattered
-    start = Segment(sequence, list(range(1, CONTEXT + 1)), want_logits=False)
+    return pass_behind(engine, sequence, CONTEXT)
+
+
+def pass_behind(engine: Engine, sequence: Sequence, context: int) -> Pass:
+    """Fills the empty sequence with so many tokens; its passes are one token more and a chain of candidates."""
+    start = Segment(sequence, list(range(1, context + 1)), want_logits=False)
     engine.forward([start])
     engine.keep(start, [])
 

@@ -23,15 +23,17 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.forward import pass_behind
 from benchmarks.peers.__main__ import chosen
 from benchmarks.peers.disturbance import Watch
 from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate
 from benchmarks.records import Row, write
+from benchmarks.virtual import decode_request
 from slipstream.engine.engine import Engine, HiddenRequest, ModelOutput, begin_unshared
 from slipstream.engine.segment import Segment
 from slipstream.process import ALLOCATOR, PATIENT_THREADS, tune_runtime
 from slipstream.rpc.channel import channel
-from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.target import open_target
 from verifier_svc.verifier import VerifierParts, running
@@ -82,14 +84,12 @@ class Passes:
 def timed_alone(engine: Engine) -> list[float]:
     """The median seconds of passes of SIZES tokens, in turn."""
     sequence = begin_unshared(engine, CONTEXT + max(SIZES))
-    start = Segment(sequence, list(range(1, CONTEXT + 1)), want_logits=False)
-    engine.forward([start])
-    engine.keep(start, [])
+    run = pass_behind(engine, sequence, CONTEXT)
     taken: dict[int, list[float]] = {tokens: [] for tokens in SIZES}
     for _ in range(TRIES):
         for tokens in SIZES:
             began = time.perf_counter()
-            engine.forward([Segment(sequence, [1], list(range(2, tokens + 1)), list(range(-1, tokens - 2)))])
+            run(tokens)
             taken[tokens].append(time.perf_counter() - began)
     engine.close(sequence)
     return [statistics.median(taken[tokens]) for tokens in SIZES]
@@ -128,7 +128,6 @@ async def measure(client: asyncio.subprocess.Process, passes: Passes, mode: str)
 async def decode(address: str, prompts: Sequence[list[int]]) -> None:
     """For each number of candidates that stdin names: continues each prompt as soon as the one before has ended, then
     writes a line."""
-    sampling = types_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
     drafters = [verifier_pb2.DrafterAddress(address=f"verifier:{each}", name=each) for each in METHODS]
     numbers = itertools.count()
     async with channel(address) as line:
@@ -137,17 +136,7 @@ async def decode(address: str, prompts: Sequence[list[int]]) -> None:
             nodes = int(word)
             for prompt in prompts:
                 number = next(numbers)
-                request = verifier_pb2.DecodeOpen(
-                    key=types_pb2.SessionKey(id=f"session-{number}", epoch=1),
-                    prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
-                    sampling=sampling,
-                    max_length=len(prompt) + TOKENS,
-                    policy=verifier_pb2.DecodePolicy(max_draft_tokens=nodes),
-                    drafters=drafters if nodes else [],
-                    cache_salt=str(number),
-                )
-                command = verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)
-                await stream.write(verifier_pb2.DecodeRequest(commands=[command]))
+                await stream.write(decode_request(number, prompt, TOKENS, nodes, drafters, cache_salt=str(number)))
                 while not (await stream.read()).ends:
                     pass
             print("done", flush=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -274,14 +274,26 @@ def open_request(
     number: int, tokens: int, max_draft_tokens: int, address: verifier_pb2.DrafterAddress
 ) -> verifier_pb2.DecodeRequest:
     """A greedy session of an emulated target, with a text of its own; `max_draft_tokens` 0 is without speculation."""
-    prompt = [number % VOCABULARY, 1, 2, 3]
+    return decode_request(number, [number % VOCABULARY, 1, 2, 3], tokens, max_draft_tokens, [address])
+
+
+def decode_request(
+    number: int,
+    prompt: list[int],
+    tokens: int,
+    max_draft_tokens: int,
+    drafters: Sequence[verifier_pb2.DrafterAddress],
+    cache_salt: str = "",
+) -> verifier_pb2.DecodeRequest:
+    """Opens a greedy session; `max_draft_tokens` 0 is without speculation."""
     request = verifier_pb2.DecodeOpen(
         key=types_pb2.SessionKey(id=f"session-{number}", epoch=1),
         prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
         sampling=types_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
         max_length=len(prompt) + tokens,
         policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
-        drafters=[address] if max_draft_tokens else [],
+        drafters=drafters if max_draft_tokens else [],
+        cache_salt=cache_salt,
     )
     return verifier_pb2.DecodeRequest(commands=[verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)])
 

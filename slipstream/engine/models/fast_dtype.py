@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from copy import deepcopy
 from functools import cache
 
 import torch
@@ -58,16 +59,15 @@ def dtype_on(place: torch.device, own: torch.dtype) -> torch.dtype:
 @torch.inference_mode()
 def _least_seconds(dtypes: tuple[torch.dtype, ...], products: int) -> dict[torch.dtype, float]:
     """CPU seconds of this thread for so many products in each type, the least of tries in turn."""
-    layers = {
-        dtype: [Linear([torch.nn.Linear(INPUTS, OUTPUTS, bias=False, dtype=dtype)]) for _ in range(products)]
-        for dtype in dtypes
-    }
+    parts = {dtype: torch.nn.Linear(INPUTS, OUTPUTS, bias=False, dtype=dtype) for dtype in dtypes}
+    # Copies: drawing numbers for so many weights takes longer than all tries.
+    layers = {dtype: [Linear([deepcopy(part)]) for _ in range(products)] for dtype, part in parts.items()}
     least = dict.fromkeys(dtypes, math.inf)
     for _ in range(TRIES):
-        for dtype, row in layers.items():
+        for dtype, some in layers.items():
             rows = torch.ones(ROWS, INPUTS, dtype=dtype)
             began = time.thread_time()
-            for layer in row:
+            for layer in some:
                 layer(rows)
             least[dtype] = min(least[dtype], time.thread_time() - began)
     return least
