@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled test-vllm test-all chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled test-vllm test-gpu test-all chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +73,9 @@ test-compiled: setup ## What mypyc compiles for wheels and images, and exactness
 VLLM_FIRST := tests/vllm/test_faults.py tests/vllm/test_trained_head.py
 test-vllm: setup setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes on two cores)
 	$(VLLM)/bin/python -m pytest -q -W ignore -n 2 --dist loadfile --no-loadscope-reorder $(VLLM_FIRST) tests/vllm
+
+test-gpu: setup ## The embedded engine on a GPU (on a machine with CUDA)
+	GPU_REQUIRED=1 $(BIN)/python -m pytest -q tests/gpu
 
 test-all: setup ## Every test, the slow ones too
 	$(BIN)/python -m pytest -q

@@ -76,10 +76,10 @@ def pass_behind(engine: Engine, sequence: Sequence, context: int) -> Pass:
 
 def plain_pass(model: Any) -> Pass:
     cache = DynamicCache(config=model.config)
-    model(torch.arange(1, CONTEXT + 1)[None], past_key_values=cache, logits_to_keep=1)
+    model(torch.arange(1, CONTEXT + 1, device=model.device)[None], past_key_values=cache, logits_to_keep=1)
 
     def run(tokens: int) -> None:
-        model(torch.arange(1, tokens + 1)[None], past_key_values=cache)
+        model(torch.arange(1, tokens + 1, device=model.device)[None], past_key_values=cache)
         cache.crop(-tokens)
 
     return run

@@ -42,6 +42,13 @@ def inflated(parameters: str) -> Path:
     return folder
 
 
+def gpu() -> str:
+    """The name of the first GPU of this machine, empty without one."""
+    import torch  # which most benchmarks leave to other processes
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+
+
 @asynccontextmanager
 async def serving(
     target: str, draft: str, dtype: str = "auto", kinds: Sequence[str] = ("model",), engine: str = "embedded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def write(name: str, command: str, rows: Sequence[Row]) -> None:
     text = f"`{command}`\n\n{table(rows)}"
     (RESULTS / f"{name}.md").write_text(text)
     print(text, flush=True)
+
+
+def in_a_name(words: str) -> str:
+    """As part of a file's name."""
+    return "_".join(re.findall("[a-z0-9]+", words.lower()))
 
 
 def table(rows: Sequence[Row]) -> str:

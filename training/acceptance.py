@@ -38,7 +38,7 @@ def measure_ranks(drafter: TrainedDrafter, target: Target, samples: Sequence[Sam
     drafter.module.eval()
     found: list[Ranks] = []
     for begin in range(0, len(samples), ROWS):
-        batch = padded(samples[begin : begin + ROWS])
+        batch = padded(samples[begin : begin + ROWS]).on(target.device)
         states = target.read(batch.tokens, drafter.layers)
         for row in drafter.ranks(batch, states).permute(1, 2, 0).tolist():  # [T][depth]
             found.append([[rank for rank in place if rank != UNKNOWN] for place in row])

@@ -145,6 +145,10 @@ class TrainingBatch:
     used: float = 0.0
     """Part of the budget that is gone."""
 
+    def on(self, device: torch.device) -> TrainingBatch:
+        learned = None if self.learned is None else self.learned.to(device)
+        return TrainingBatch(self.tokens.to(device), learned, self.used)
+
 
 @dataclass(frozen=True)
 class Windows:

@@ -51,7 +51,7 @@ class DraftModel:
         return found[..., : self._target.vocabulary]
 
     def one_pass(self) -> None:
-        self._logits(torch.zeros(1, 1, dtype=torch.int64))
+        self._logits(torch.zeros(1, 1, dtype=torch.int64, device=self._target.device))
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         with replacing(folder) as fresh:

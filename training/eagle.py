@@ -63,7 +63,7 @@ class Eagle:
         known = torch.ones_like(batch.learned)
         if partial:  # what the target would say must be something that the output can say
             known = torch.isin(states.logits.argmax(-1), ids)
-        total = torch.zeros(())
+        total = states.last.new_zeros((), dtype=torch.float32)
         for depth, own in enumerate(self._passes(batch, states)):
             roots = shifted(batch.learned, 2 + depth, False) & shifted(known, 1 + depth, False)
             rows, places = roots.nonzero(as_tuple=True)
@@ -86,22 +86,23 @@ class Eagle:
         rows, length = batch.tokens.shape
         features = HiddenStates(states.last, states.layers)
         hidden, attention, found = fuse(self.module, features), _TestedAttention(self.module.config.window), []
-        positions = torch.arange(length).expand(rows, length)
+        positions = torch.arange(length, device=batch.tokens.device).expand(rows, length)
         for depth in range(self.depth):
             hidden = self.module(shifted(batch.tokens, 1 + depth, 0), hidden, positions + depth, attention)
             found.append(hidden)
         return found
 
     def one_pass(self) -> None:
-        width = self.module.config.width
-        tokens, positions = torch.zeros(1, WIDTH, dtype=torch.int64), torch.arange(WIDTH)[None]
-        self.module.logits(self.module(tokens, torch.zeros(1, WIDTH, width), positions)).topk(RANKS)
+        width, place = self.module.config.width, self.module.target_ids.device
+        tokens = torch.zeros(1, WIDTH, dtype=torch.int64, device=place)
+        hidden, positions = torch.zeros(1, WIDTH, width, device=place), torch.arange(WIDTH, device=place)[None]
+        self.module.logits(self.module(tokens, hidden, positions)).topk(RANKS)
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         with replacing(folder) as fresh:
-            kept = self.module.to(torch.bfloat16)
-            save_head(kept, fresh, self._target)
-            self.module.float()
+            place = self.module.target_ids.device
+            save_head(self.module.to("cpu", torch.bfloat16), fresh, self._target)
+            self.module.to(place, torch.float32)
 
 
 def _layers_of(count: int) -> tuple[int, ...]:
@@ -125,7 +126,8 @@ class _TestedAttention:
         self._keys.append(keys.repeat_interleave(groups, dim=1))
         self._values.append(values.repeat_interleave(groups, dim=1))
         length, depth = queries.shape[2], len(self._keys) - 1
-        before = torch.arange(length)[:, None] - torch.arange(length)[None]
+        places = torch.arange(length, device=queries.device)
+        before = places[:, None] - places[None]
         mask = (before >= 0) & (before + depth < (self._window or length + depth))
         if not depth:
             return scaled_dot_product_attention(queries, self._keys[0], self._values[0], attn_mask=mask)

@@ -50,7 +50,7 @@ class Medusa:
 
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         assert batch.learned is not None
-        total = torch.zeros(())
+        total = states.last.new_zeros((), dtype=torch.float32)
         for head, weight in enumerate(self._decay**depth for depth in range(self.depth)):
             roots = shifted(batch.learned, 2 + head, False)
             goals = shifted(batch.tokens, 2 + head, 0)[roots]
@@ -67,7 +67,8 @@ class Medusa:
         return torch.stack(found)
 
     def one_pass(self) -> None:
-        self.module.heads().logits(torch.zeros(1, self.module.weights[0].shape[0])).topk(10)
+        weight = self.module.weights[0]
+        self.module.heads().logits(weight.new_zeros(1, weight.shape[0])).topk(10)
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         tensors: dict[str, Tensor] = {}
@@ -82,6 +83,6 @@ class Medusa:
             "medusa_rank_accuracy": accuracy,
         }
         with replacing(folder) as fresh:
-            stored = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+            stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
             save_file(stored, fresh / "medusa_lm_head.safetensors")
             (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -12,6 +12,10 @@ from training.settings import Budget, Optimisation, Schedule
 
 KINDS = ("draft", "medusa", "eagle")
 LOSSES = ("kl", "tv", "lk")
+POSITIVE = (
+    *("steps", "rows", "depth", "answer_tokens", "answer_epochs", "prompt_tokens", "held_out_answers", "tree_nodes"),
+)
+"""Settings that are at least 1."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class TrainRequest:
     rate: float = 1.0
     """Factor of the learning rates."""
     seed: int = 17
+    device: str = "auto"
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     checkpoint_minutes: float = 5.0
     evaluate_steps: int = 200
 
@@ -44,6 +50,8 @@ class TrainRequest:
     """Tokens of a text that become a prompt."""
     temperature: float = 1.0
     """Temperature of the answers for training; those that the result is measured on are greedy."""
+    answer_epochs: int = 4
+    """How often the same answers are learned at most, where texts were given too."""
     held_out: float = 0.05
     """Share of the texts that the result is measured on."""
     held_out_answers: int = 48
@@ -80,7 +88,7 @@ class TrainRequest:
             raise InvalidArgument(f"late_loss is {self.late_loss!r}; it is one of {', '.join(LOSSES)}.")
         if self.version not in (1, 3):
             raise InvalidArgument(f"version is {self.version}; EAGLE heads are trained in version 1 or 3.")
-        for name in ("steps", "rows", "depth", "answer_tokens", "prompt_tokens", "held_out_answers", "tree_nodes"):
+        for name in POSITIVE:
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.window < self.depth + 3:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from slipstream.engine.devices import find_device
 from training.acceptance import SIZES, Ranks, SimulatedAcceptance, measure_ranks, simulate
 from training.corpus import TrainingBatch
 from training.draft import DraftModel
@@ -26,7 +27,7 @@ from training.texts import SampleMaker, Samples
 from training.trained_drafter import TrainedDrafter
 from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer, TrainingCheckpoint
 
-MAY_CHANGE = ("out", "checkpoint_minutes")
+MAY_CHANGE = ("out", "checkpoint_minutes", "device")
 """What a resumed run may have otherwise."""
 
 
@@ -41,7 +42,7 @@ class Estimate:
     tokens: int
     """Most of all steps together."""
     memory_bytes: int
-    """Peak of this process after two steps."""
+    """Peak after two steps: of this process, or of its GPU."""
     seconds: float
     """Seconds of training, as fast as a step was now; before it the target writes its answers."""
 
@@ -51,14 +52,15 @@ class TrainingRun:
 
     def __init__(self, request: TrainRequest) -> None:
         self.request = request
-        self.target = Target(request.target)
+        self.device = find_device(request.device)
+        self.target = Target(request.target, self.device)
 
     def estimate(self) -> Estimate:
         """Takes two steps on random tokens, and writes nothing."""
         request, vocabulary = self.request, self.target.vocabulary
         drafter = open_drafter(request, self.target, torch.ones(vocabulary, dtype=torch.int64))
         tokens = torch.randint(vocabulary, (request.rows, request.window))
-        batch = TrainingBatch(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        batch = TrainingBatch(tokens, torch.ones_like(tokens, dtype=torch.bool)).on(self.device)
         plan = replace(request, steps=2, minutes=0.0)
         trainer = Trainer(plan, ModuleLearner(drafter.module), lambda used, step: batch)
         seconds = []
@@ -68,14 +70,13 @@ class TrainingRun:
             seconds.append(time.perf_counter() - began)
         learned = sum(each.numel() for each in trainer.network.masters)
         steps = round(60.0 * request.minutes / min(seconds)) if request.minutes else request.steps
-        unit = 1 if sys.platform == "darwin" else 1024
         return Estimate(
             target_parameters=self.target.model.num_parameters(),
             trained_parameters=learned,
             checkpoint_bytes=4 * learned + trainer.optimiser.size(),
             steps=steps,
             tokens=steps * request.rows * request.window,
-            memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+            memory_bytes=_peak_bytes(self.device),
             seconds=min(seconds) * steps,
         )
 
@@ -110,7 +111,7 @@ class TrainingRun:
                 name: simulate([text for text, of in zip(texts, names, strict=True) if of == name])
                 for name in sorted(set(names))
             },
-            speed=measure_speed(request.target, drafter),
+            speed=measure_speed(request.target, drafter, self.device),
             layout=drafter.layout,
             looping=samples.looping,
         )
@@ -118,7 +119,7 @@ class TrainingRun:
         return report
 
     def _batch(self, samples: Samples, used: float, step: int) -> TrainingBatch:
-        return replace(samples.batch(step, self.request.rows, self.request.seed), used=used)
+        return replace(samples.batch(step, self.request.rows, self.request.seed), used=used).on(self.device)
 
     def _ranks(self, drafter: TrainedDrafter, samples: Samples) -> list[Ranks]:
         with self._autocast():
@@ -134,7 +135,13 @@ class TrainingRun:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Products in the type that the target is computed in."""
-        return torch.autocast("cpu", self.target.dtype, enabled=self.target.dtype != torch.float32)
+        return torch.autocast(self.device.type, self.target.dtype, enabled=self.target.dtype != torch.float32)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class _BestCheckpoint:
@@ -171,6 +178,10 @@ def open_drafter(request: TrainRequest, target: Target, frequency: torch.Tensor)
     """A fresh one of the request's kind; `frequency` int64 [vocabulary]: how often tokens are learned. Raises
     InvalidArgument or FailedPrecondition for a request that the target does not fit."""
     torch.manual_seed(request.seed)
+    drafter: TrainedDrafter
     if request.kind == "draft":
-        return DraftModel(request, target)
-    return Medusa(request, target) if request.kind == "medusa" else Eagle(request, target, frequency)
+        drafter = DraftModel(request, target)
+    else:
+        drafter = Medusa(request, target) if request.kind == "medusa" else Eagle(request, target, frequency)
+    drafter.module.to(target.device)
+    return drafter

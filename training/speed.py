@@ -38,11 +38,17 @@ class Speed:
         return found | {size: lengths[size] / (self.verify_s[size] + self.draft_s) for size in self.verify_s}
 
 
-def measure_speed(target: str, drafter: TrainedDrafter) -> Speed:
+def measure_speed(target: str, drafter: TrainedDrafter, device: torch.device) -> Speed:
     """No pass takes longer than one with more candidates."""
-    engine, sizes = open_engine(target, kv_tokens=1024), (0, *SIZES)
+    engine, sizes = open_engine(target, kv_tokens=1024, device=str(device)), (0, *SIZES)
+
+    def draft() -> None:
+        drafter.one_pass()
+        if device.type == "cuda":  # which computes on its own
+            torch.cuda.synchronize(device)
+
     with passes(engine, CONTEXT, SIZES[-1], CHAIN) as verify:
-        *found, draft_s = least_seconds([*(partial(verify, size) for size in sizes), drafter.one_pass], TRIES)
+        *found, draft_s = least_seconds([*(partial(verify, size) for size in sizes), draft], TRIES)
     least = dict(zip(sizes, found, strict=True))
     for smaller, larger in reversed(list(pairwise(sizes))):
         least[smaller] = min(least[smaller], least[larger])

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from slipstream.engine.models.fast_dtype import fast_dtype
+from slipstream.engine.models.fast_dtype import dtype_on
 from slipstream.tokenizer.vocabulary import load_tokenizer, read_json, source_and_revision, tokenizer_file
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,16 @@ class TargetStates:
 class Target:
     """Loaded with safetensors only, in its own type or float32 where this CPU is faster in that."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device = CPU) -> None:
         self.name = name
+        self.device = device
         source, revision = source_and_revision(name)
         stored = str(read_json(tokenizer_file(name, "config.json")).get("dtype") or "float32")
-        dtype = fast_dtype(getattr(torch, stored, torch.float32))
+        dtype = dtype_on(device, getattr(torch, stored, torch.float32))
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             source, revision=revision, dtype=dtype, use_safetensors=True
         )
-        self.model.eval().requires_grad_(False)
+        self.model.to(device).eval().requires_grad_(False)
         self.tokenizer = load_tokenizer(name)
         known = self.model.generation_config.eos_token_id
         ends = known if isinstance(known, list) else [known]
@@ -65,7 +68,7 @@ class Target:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, layers: Sequence[int] = ()) -> TargetStates:
-        """One pass over rows of text, int64 [B, T]."""
+        """One pass over rows of text, int64 [B, T] on the target's device."""
         found = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         hidden = found.hidden_states
         return TargetStates(hidden[-1], {each: hidden[each] for each in layers}, found.logits)
@@ -74,8 +77,9 @@ class Target:
     def answer(self, prompts: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
         """Up to `length` tokens behind each prompt, with the token that ends the text; sampled, or greedy at 0."""
         longest = max(len(each) for each in prompts)
-        tokens = torch.tensor([[0] * (longest - len(each)) + each for each in prompts])
-        mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
+        rows = [[0] * (longest - len(each)) + each for each in prompts]
+        seen = [[0] * (longest - len(each)) + [1] * len(each) for each in prompts]
+        tokens, mask = (torch.tensor(each, device=self.device) for each in (rows, seen))
         torch.manual_seed(seed)
         chosen = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         end = self.end[0] if self.end else None

@@ -7,10 +7,12 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -19,13 +21,13 @@ from training.progress import StageProgress
 from training.request import TrainRequest
 from training.target import Target
 
-MOST_OWN, MOST_EPOCHS = 0.5, 4
-"""Share of rows of the target's own texts where others were given, and how often the same ones are learned then."""
+MOST_OWN = 0.5
+"""Share of rows of the target's own texts where others were given."""
 MOST_WORKLOADS = 6
 ATTEMPTS = 10
 """Times that answers to measure on are asked for, where most of them loop."""
-BATCH = 32
-"""Answers that are written at once."""
+BATCH = {"cpu": 32, "cuda": 1024}
+"""Answers that are written at once, by the kind of the target's device."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,7 @@ class Samples:
             mine = int((pick + 1) * self.own_share) > own
             pool, number = (self.own, own) if mine else (self.given, pick - own)
             epoch, index = divmod(number, len(pool))
-            order = np.random.default_rng((seed, mine, epoch)).permutation(len(pool))
-            chosen.append(pool[int(order[index])])
+            chosen.append(pool[int(_order(seed, mine, epoch, len(pool))[index])])
         return padded(chosen)
 
     def frequency(self, vocabulary: int) -> torch.Tensor:
@@ -81,6 +82,11 @@ class Samples:
         for each in (*self.given, *self.own):
             counts += torch.bincount(torch.tensor(each.tokens[each.first :]), minlength=vocabulary)
         return counts
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, mine: bool, epoch: int, size: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, mine, epoch)).permutation(size)
 
 
 def padded(samples: Sequence[Sample]) -> TrainingBatch:
@@ -192,7 +198,7 @@ class SampleMaker:
         written = [row for each in own for row in _cut(each, request.window)]
         if not given and not written:
             raise InvalidArgument("there is nothing to learn: prompts alone need `answers`, which is 0.")
-        share = min(MOST_OWN, MOST_EPOCHS * len(written) / (request.steps * request.rows)) if given else 1.0
+        share = min(MOST_OWN, request.answer_epochs * len(written) / (request.steps * request.rows)) if given else 1.0
         return Samples(given, written, _few_workloads(measured), share, looping)
 
     def _windows(self, text: SourceText) -> list[Sample]:
@@ -236,8 +242,9 @@ class SampleMaker:
         prompts.sort(key=lambda each: len(each[0]))
         samples: list[Sample] = []
         with StageProgress("answers of the target") as progress:
-            for begin in range(0, len(prompts), BATCH):
-                part = prompts[begin : begin + BATCH]
+            at_once = BATCH[self._target.device.type]
+            for begin in range(0, len(prompts), at_once):
+                part = prompts[begin : begin + at_once]
                 written = self._target.answer(
                     [each for each, _ in part], self._request.answer_tokens, temperature, self._request.seed + begin
                 )

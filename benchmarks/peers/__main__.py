@@ -1,6 +1,6 @@
 """Everybody in one run: tokens/s of each system beside a reference, on the same weights, prompts and cores.
 
-usage: python -m benchmarks.peers [--target shipped|inflated] [--dtype float32|bfloat16] [--system NAME ...]
+usage: python -m benchmarks.peers [--target shipped|inflated|PARAMETERS] [--dtype float32|bfloat16] [--system NAME ...]
                                   [--reference NAME] [--at-once 1,6,16] [--repeats 3] [--tokens 48] [--threads N]
                                   [--again] [--list]
 
@@ -10,8 +10,9 @@ ratios to that have a file of their own. Greedy; prompts of 64 tokens do not loo
 many at a time, and its time includes them. A run is disturbed where others took more than 5 % of the cores' time or the
 host more than 2 %; it is repeated, at most as often as there are repeats, and counted if nothing better came. `same` is
 the share of prompts with the tokens of transformers in float32; a system that ends early counts the tokens it gave.
+Transformers and ours run on the first GPU where there is one.
 
-Rows that are in `benchmarks/results/peers_TARGET_DTYPE[_beside_NAME].json` are not measured again without --again, so a
+Rows of `benchmarks/results/peers_TARGET_DTYPE[_GPU][_beside_NAME].json` are not measured again without --again, so a
 run that was broken off goes on. Environments are made on first use (`benchmarks.peers.environments`).
 """
 
@@ -21,7 +22,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import statistics
 import time
 from contextlib import AsyncExitStack
@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from benchmarks.peers.disturbance import Seen, Watch
 from benchmarks.peers.environments import PEERS, checkpoint
 from benchmarks.peers.systems import SYSTEMS, Answer, Setting, System, Tokens
+from benchmarks.processes import gpu
 from benchmarks.prompts import held_out
-from benchmarks.records import RESULTS, Row, write
+from benchmarks.records import RESULTS, Row, in_a_name, write
 from slipstream.client.load.paired import paired_ratio
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
@@ -182,7 +183,7 @@ async def measure(asked: argparse.Namespace, setting: Setting, records: Records)
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
-    parser.add_argument("--target", choices=("shipped", "inflated"), default="inflated")
+    parser.add_argument("--target", default="inflated", help="shipped, inflated (300 M), or parameters such as 3B.")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="Repeat for more; default: all.")
     parser.add_argument("--reference", choices=list(SYSTEMS), default=REFERENCE, help="What ratios are to.")
@@ -206,9 +207,11 @@ def main() -> None:
     words = f"--target {asked.target} --dtype {asked.dtype} --repeats {asked.repeats} --tokens {asked.tokens}"
     words += f" --threads {asked.threads}"
     name = f"peers_{setting.target}_{setting.dtype}"
+    if place := gpu():
+        name += f"_{in_a_name(place)}"
     if asked.reference != REFERENCE:
         words += f' --reference "{asked.reference}"'
-        name += "_beside_" + "_".join(re.findall("[a-z0-9]+", asked.reference.lower()))
+        name += f"_beside_{in_a_name(asked.reference)}"
     asyncio.run(measure(asked, setting, Records(name, f"python -m benchmarks.peers {words}", asked.again)))
 
 

@@ -20,7 +20,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from benchmarks.processes import INFLATED, MODELS, ROOT, inflate
+from benchmarks.processes import MODELS, ROOT, inflated
 from slipstream.errors import FailedPrecondition
 
 PEERS = ROOT / ".cache" / "peers"
@@ -65,11 +65,10 @@ def openvino_python() -> str:
 
 
 def checkpoint(target: str) -> Path:
-    """The folder of the target of this name, `shipped` or `inflated`, or of the `draft`; the inflated one is made."""
-    if target == "inflated":
-        inflate()
-        return INFLATED
-    return MODELS / {"shipped": "target", "draft": "draft"}[target]
+    """The folder of the `draft` or of the target: `shipped`, `inflated` (to 300 M parameters), or a number of
+    parameters to which it is inflated."""
+    kept = {"shipped": MODELS / "target", "draft": MODELS / "draft"}
+    return kept.get(target) or inflated("300M" if target == "inflated" else target)
 
 
 def gguf(model: str, kind: str) -> Path:

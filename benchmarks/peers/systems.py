@@ -18,6 +18,7 @@ import httpx
 
 from benchmarks.load_generator import run_load
 from benchmarks.peers import environments
+from benchmarks.processes import gpu
 from slipstream.cli.serve import DEFAULT_DRAFTERS, Fleet, place, vllm_python
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
@@ -45,7 +46,7 @@ System = Callable[[Tokens, int], Awaitable[Answer]]
 @dataclass(frozen=True, slots=True)
 class Setting:
     target: str
-    """`shipped` or `inflated`."""
+    """`shipped`, `inflated` or a number of parameters, such as `3B`."""
     dtype: str
     """`float32` or `bfloat16`."""
     threads: int
@@ -184,7 +185,7 @@ async def slipstream(methods: Sequence[str], stack: AsyncExitStack, setting: Set
     """As `slipstream serve` places these drafters on these cores, asked over gRPC through its gateway; without any,
     plain decoding in the presence of the default ones."""
     drafting = methods or DEFAULT_DRAFTERS
-    placed = place(available_cores(), drafting, None, setting.threads, True)
+    placed = place(available_cores(), drafting, None, setting.threads, own_cores=not gpu())
     draft = str(environments.checkpoint("draft"))
     fleet = Fleet(
         str(environments.checkpoint(setting.target)),

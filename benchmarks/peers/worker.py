@@ -36,12 +36,13 @@ def with_transformers(method: str, target: str, draft: str, threads: int, dtype:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).eval()
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).eval().to(place)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     options = dict(ASSISTED[method])
     if method in ("assisted", "tuned"):
-        assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=getattr(torch, dtype)).eval()
+        assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=getattr(torch, dtype)).eval().to(place)
         assistant.generation_config.eos_token_id = None
         assistant.generation_config.pad_token_id = 0
         for name in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
@@ -50,7 +51,7 @@ def with_transformers(method: str, target: str, draft: str, threads: int, dtype:
         options["assistant_model"] = assistant
 
     def some(prompts: Tokens, count: int) -> Tokens:
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=place)
         with torch.inference_mode():
             out = model.generate(
                 ids,

@@ -176,6 +176,10 @@ HeadOut = Annotated[
 ]
 Steps = Annotated[int | None, typer.Option(help="Training steps.", min=1, rich_help_panel=BUDGET)]
 Threads = Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)]
+Device = Annotated[
+    str | None,
+    typer.Option(help="auto (the first GPU, else the CPU), cpu, cuda or cuda:N.", rich_help_panel=BUDGET),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.", rich_help_panel=FILES)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes, memory and time, and train nothing.")]
 
@@ -188,12 +192,13 @@ def _drafter_command(kind: str, about: str) -> None:
         out: HeadOut = None,
         steps: Steps = None,
         seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and answers.")] = None,
+        device: Device = None,
         threads: Threads = 1,
         resume: Resume = False,
         dry_run: DryRun = False,
         as_json: AsJson = False,
     ) -> None:
-        options = {"target": target, "data": data, "out": out, "steps": steps, "seed": seed}
+        options = {"target": target, "data": data, "out": out, "steps": steps, "seed": seed, "device": device}
         _with_allocator(threads)
         with explained(f"train {kind}"):
             need_installed("torch", "transformers")

@@ -14,20 +14,17 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from slipstream.config import from_env
 from slipstream.engine.devices import find_device
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.sampler import coupled_sampling, draft_distribution
-from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from tests.checkpoints import save_checkpoint
 from tests.elsewhere import ELSEWHERE, Elsewhere
-from tests.packed import TREE, Session, fragment, prompt
+from tests.packed import fragment
+from tests.same_steps import guesses, judged, random_logits, steps
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import open_target
@@ -75,24 +72,6 @@ def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:
     return replace(checkpoint, device=ELSEWHERE, layers=probe_layers(model, ELSEWHERE))
 
 
-def steps(engine: TorchEngine) -> list[torch.Tensor]:
-    """Logits of a prefill, of trees, and of what comes after an accepted path."""
-    first, second = (Session(begin_unshared(engine, 64), prompt(length, length)) for length in (20, 9))
-    logits = [engine.forward([first.segment(), second.segment()]).logits]
-    for session in (first, second):
-        engine.keep(session.step, [])
-        session.tokens.append(5)
-        session.written = session.sequence.length
-    logits.append(engine.forward([first.segment(parents=TREE), second.segment()]).logits)
-    engine.keep(first.step, [1, 4])
-    first.tokens += [1, 2, 3]
-    first.written = first.sequence.length
-    logits.append(engine.forward([first.segment()]).logits)
-    for session in (first, second):
-        engine.close(session.sequence)
-    return logits
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
 def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, tmp_path: Path) -> None:
     folder = str(save_checkpoint(family, tmp_path))
@@ -110,29 +89,11 @@ def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, tmp_path
             elsewhere.waits.clear()
 
 
-SAMPLINGS = [
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.0, repetition_penalty=1.3, logit_bias={5: 3.0}),
-    SamplingParams(seed=3),
-    SamplingParams(temperature=0.6, top_k=20, top_p=0.9, seed=4),
-    SamplingParams(temperature=1.4, top_p=0.95, min_p=0.01, seed=5),
-    SamplingParams(presence_penalty=0.4, frequency_penalty=0.2, seed=9),
-    SamplingParams(temperature=1e-38, seed=3),
-    *(SamplingParams(seed=5, acceptance=rule) for rule in ("rejection", "block", "recursive")),
-    SamplingParams(temperature=0.0, acceptance="rejection"),
-]
-
-
 def test_judging_elsewhere_decides_the_same() -> None:
-    history = TokenHistory([1, 2, 3])
-    history.append([7, 8, 7])
-    proposals = (None, DraftDistribution((9, 11), (40000, 20000)))
-    selection = Selection((4, 9), (-1, 0), (1, 2), (-0.1, -0.1), (-0.1, -0.2), proposals)
-    cases = [VerifyInput(selection, 3 * index, sampling, 6, history) for index, sampling in enumerate(SAMPLINGS)]
-    logits = 3 * torch.randn(3 * len(SAMPLINGS), 1000, generator=torch.Generator().manual_seed(3))
-    expected = judge(cases, logits)
+    logits = random_logits()
+    expected = judged(logits)
     with torch.inference_mode(), Elsewhere() as elsewhere:
-        assert judge(cases, logits.to(ELSEWHERE)) == expected
+        assert judged(logits.to(ELSEWHERE)) == expected
         elsewhere.waits.clear()
         plain = VerifyInput(Selection(), 0, SamplingParams(temperature=0.0), 6)
         judge([plain, plain._replace(first_row=1)], logits[:2].to(ELSEWHERE))
@@ -143,16 +104,7 @@ def test_judging_elsewhere_decides_the_same() -> None:
 
 
 def test_guessing_elsewhere_guesses_the_same() -> None:
-    logits = 3 * torch.randn(4, 1000, generator=torch.Generator().manual_seed(4))
-    greedy, seeds, places = [True, False, False, True], [1, 2, 3, 4], [5, 6, 7, 8]
-
-    def guesses(logits: torch.Tensor) -> list[list[list[int]]]:
-        tokens, _ = coupled_sampling.rank(logits, greedy, seeds, places, 3, 1.5)
-        ids, weights = draft_distribution.quantise(logits, 16)
-        weights[greedy, 1:] = 0  # as a drafter does for greedy sessions under a ratio rule
-        drawn = draft_distribution.draw(ids, weights, seeds, places, 3)
-        return [tensor.tolist() for tensor in (tokens, ids, weights, drawn)]
-
+    logits = random_logits()[:4]
     expected = guesses(logits)
     with torch.inference_mode(), Elsewhere():
         assert guesses(logits.to(ELSEWHERE)) == expected

@@ -1,0 +1,110 @@
+"""A pass of the embedded engine on a GPU, beside its memory floor and transformers' own.
+
+usage: python -m benchmarks.gpu_pass [PARAMETERS] [REPEATS]     (default: 3B 30)
+
+The shipped target inflated to so many parameters, after 256 tokens of context; sessions x tokens. The floor is the time
+in which this GPU reads as many bytes as the weights have, by a sum over memory of its own. Passes are timed on the host
+from their call to the end of the GPU's work, in changing order; medians. `enqueued` is the part in which the host gave
+the GPU its work: where it is nearly all, the pass is bound by launches and not by the GPU. Transformers computes one
+session, with its own cache.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.forward import plain_pass
+from benchmarks.processes import gpu, inflated
+from benchmarks.records import Row, in_a_name, write
+from slipstream.engine.engine import begin_unshared
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import TorchEngine
+
+CONTEXT = 256
+SHAPES = ((1, 1), (1, 4), (1, 8), (1, 16), (1, 64), (8, 1), (8, 8), (32, 1), (32, 4), (64, 1), (64, 4))
+"""Sessions and tokens of each."""
+MOST = 64
+DTYPES = ("bfloat16", "float32")
+
+
+def engine_passes(engine: TorchEngine) -> Callable[[int, int], None]:
+    sequences = [begin_unshared(engine, CONTEXT + MOST) for _ in range(max(sessions for sessions, _ in SHAPES))]
+    for sequence in sequences:
+        start = Segment(sequence, list(range(1, CONTEXT + 1)), want_logits=False)
+        engine.forward([start])
+        engine.keep(start, [])
+
+    def run(sessions: int, tokens: int) -> None:
+        nodes, parents = list(range(2, tokens + 1)), list(range(-1, tokens - 2))
+        engine.forward([Segment(sequence, [1], nodes, parents) for sequence in sequences[:sessions]])
+
+    return run
+
+
+def timed(run: Callable[[], None]) -> tuple[float, float]:
+    """Seconds until the GPU has done it, and until the host had given it to the GPU."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    run()
+    given = time.perf_counter()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun, given - begun
+
+
+@torch.inference_mode()
+def measure(folder: Path, dtype: str, repeats: int) -> list[Row]:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    library = plain_pass(model.eval().to("cuda"))
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    run = engine_passes(TorchEngine(load_checkpoint(str(folder), dtype, "cuda:0"), 64 * (CONTEXT + 2 * MOST)))
+    memory = torch.ones(size // 4, device="cuda")
+    floor = statistics.median(timed(lambda: memory.sum())[0] for _ in range(repeats))  # type: ignore[arg-type]
+    ways: dict[tuple[int, int, bool], Callable[[], None]] = {}
+    for sessions, tokens in SHAPES:
+        ways[sessions, tokens, True] = lambda sessions=sessions, tokens=tokens: run(sessions, tokens)  # type: ignore[misc]
+        if sessions == 1:
+            ways[sessions, tokens, False] = lambda tokens=tokens: library(tokens)  # type: ignore[misc]
+    taken: dict[tuple[int, int, bool], list[tuple[float, float]]] = {way: [] for way in ways}
+    order = random.Random(0)
+    for repeat in range(-3, repeats):
+        for way in order.sample(list(ways), len(ways)):
+            seconds = timed(ways[way])
+            if repeat >= 0:
+                taken[way].append(seconds)
+    rows: list[Row] = []
+    for sessions, tokens in SHAPES:
+        whole, given = (statistics.median(each) for each in zip(*taken[sessions, tokens, True], strict=True))
+        other = taken.get((sessions, tokens, False))
+        rows.append(
+            {
+                "dtype": dtype,
+                "GB": size / 1e9,
+                "sessions x tokens": f"{sessions} x {tokens}",
+                "floor, ms": 1e3 * floor,
+                "pass, ms": 1e3 * whole,
+                "enqueued, ms": 1e3 * given,
+                "transformers, ms": 1e3 * statistics.median(each for each, _ in other) if other else None,
+            }
+        )
+    return rows
+
+
+def main(parameters: str, repeats: int) -> None:
+    folder = inflated(parameters)
+    rows = [row for dtype in DTYPES for row in measure(folder, dtype, repeats)]
+    command = f"python -m benchmarks.gpu_pass {parameters} {repeats}"
+    write(f"gpu_pass_{parameters.lower()}_{in_a_name(gpu())}", command, rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if sys.argv[1:] else "3B", int(sys.argv[2]) if sys.argv[2:] else 30)
