@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from slipstream.engine.attention.batch_invariant import BLOCK, LEAST_KEYS, ROWS, Rows, attend, least_rows, segment_rows
+from slipstream.engine.attention.batched import Batch, Part, alike, batch, calls_are_dear, order_of
 from slipstream.engine.attention.packed import Attending, States, explicit_attention
 from slipstream.engine.attention.reads import HIDDEN, Read, gather, inside_mask, segment_mask, visible
 from slipstream.engine.devices import upload
@@ -69,6 +70,7 @@ class AttentionPlan:
         self._rows: dict[torch.device, torch.Tensor] = {}
         self._reads: dict[_Kind, list[Read]] = {}
         self._parts: dict[_Kind, _PassRows] = {}
+        self._batches: dict[_Kind, tuple[list[Batch], torch.Tensor | None]] = {}
         self._inside: dict[int, torch.Tensor] = {}
         rows: list[int] = []
         tokens: list[int] = []
@@ -157,6 +159,8 @@ class AttentionPlan:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
+        if len(self._segments) > 1 and calls_are_dear(folded.device) and softcap is None and sinks is None:
+            return self._attend_batched(kind, folded, pool, scale)
         found = []
         for part, read in zip(
             folded.split([n * kind.group for n in self._counts], 2), self._reads_for(kind), strict=True
@@ -169,6 +173,15 @@ class AttentionPlan:
             found.append(explicit_attention((part, key, value), read.mask, scale, softcap, own))
         return torch.cat(found, dim=2) if len(found) > 1 else found[0]
 
+    def _attend_batched(
+        self, kind: _Kind, folded: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], scale: float
+    ) -> torch.Tensor:
+        batches, order = self._batches_for(kind)
+        keys, values = pool
+        found = [each.attend(folded[0], (keys[0], values[0]), scale) for each in batches]
+        out = torch.cat(found, dim=1) if len(found) > 1 else found[0]
+        return (out if order is None else out.index_select(1, order)).unsqueeze(0)
+
     def _rows_on(self, device: torch.device) -> torch.Tensor:
         """The rows that are written; layers may lie on several devices."""
         if device not in self._rows:
@@ -180,6 +193,31 @@ class AttentionPlan:
         if found is None:
             found = self._reads[kind] = [self._read(at, kind) for at in range(len(self._segments))]
         return found
+
+    def _batches_for(self, kind: _Kind) -> tuple[list[Batch], torch.Tensor | None]:
+        """The segments in as few calls as they take, and the order of the results."""
+        found = self._batches.get(kind)
+        if found is None:
+            parts = [self._part(at, kind.window) for at in range(len(self._segments))]
+            groups = alike(parts)
+            batches = [
+                batch([parts[at] for at in numbers], kind.group, kind.window, kind.dtype, kind.device)
+                for numbers in groups
+            ]
+            order = order_of(parts, groups, kind.group)
+            found = self._batches[kind] = batches, None if order is None else upload(order, kind.device)
+        return found
+
+    def _part(self, at: int, window: int | None) -> Part:
+        segment = self._segments[at]
+        sequence = segment.sequence
+        start = 0 if window is None else max(0, sequence.length + 1 - window)
+        stop = sequence.length + segment.tokens
+        if sequence.rows is None:
+            keys = torch.arange(sequence.first_row + start, sequence.first_row + stop)
+        else:
+            keys = sequence.rows[start:stop]
+        return Part(self._starts[at], self._depths[at], segment.held, keys, start, self._inside_mask(at))
 
     def _parts_for(self, kind: _Kind) -> _PassRows:
         found = self._parts.get(kind)

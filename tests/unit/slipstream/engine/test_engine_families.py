@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from slipstream.engine.attention import plan as plan_module
+from slipstream.engine.attention.batched import Batch
 from slipstream.engine.kvcache.store import KVStore
 from tests.checkpoints import FAMILIES, WINDOW
 from tests.packed import (
@@ -89,6 +91,80 @@ def test_a_causal_mask_would_change_a_tree(pairs: Any, opened: Any, monkeypatch:
 @pytest.mark.usefixtures("no_kernel")
 def test_a_mixed_step_without_kernels_equals_plain_forward_passes(family: str, pairs: Any, opened: Any) -> None:
     check_mixed_steps(pairs(family), opened)
+
+
+@pytest.fixture
+def batches(no_kernel: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the calls that segments share, as on a GPU."""
+    sizes: list[int] = []
+    real = Batch.attend
+
+    def attend(self: Batch, *arguments: Any) -> torch.Tensor:
+        sizes.append(self.size)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Batch, "attend", attend)
+    monkeypatch.setattr(plan_module, "calls_are_dear", lambda device: True)
+    return sizes
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma3"])
+def test_a_mixed_step_in_shared_calls_equals_plain_forward_passes(
+    family: str, pairs: Any, opened: Any, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pairs(family)
+    monkeypatch.setattr(pair.engine, "batch_invariant", False)
+    check_mixed_steps(pair, opened)
+    assert max(batches) > 1
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_windows_hold_in_shared_calls(
+    family: str, pairs: Any, opened: Any, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of deep trees, whose nodes stand in slots beyond their depth, and of rows that were computed before."""
+    pair = pairs(family)
+    monkeypatch.setattr(pair.engine, "batch_invariant", False)
+    first, second, third = sessions = opened(pair, [WINDOW + 1, WINDOW + 2, 2 * WINDOW])
+    for session in sessions:
+        prefill(pair, session)
+    first.segment(parents=[-1] * 10 + list(range(9, 11 + WINDOW)))
+    second.segment(parents=[-1, 0, 1, 2])
+    third.segment(parents=[-1, -1, 0])
+    batches.clear()
+    assert worst(pair, sessions) < TOLERANCE
+    assert max(batches) > 1
+    whole = pair.engine.forward([session.step for session in sessions]).logits
+    nodes = [session.step.tokens for session in sessions]
+    held = [replace(session.step, held=2, wanted=[2]) for session in sessions]
+    again = pair.engine.forward(held).logits
+    expected = whole[[3, nodes[0] + 3, nodes[0] + nodes[1] + 3]]
+    assert torch.allclose(again, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["tree", "window", "order"])
+def test_what_shared_calls_hide_and_where_rows_belong_matters(
+    wrong: str, pairs: Any, opened: Any, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pairs("mistral")
+    monkeypatch.setattr(pair.engine, "batch_invariant", False)
+    sessions = opened(pair, [2 * WINDOW, 2 * WINDOW - 3])
+    for session in sessions:
+        prefill(pair, session)
+    for session, parents in zip(sessions, ([-1], [-1, 0]), strict=True):
+        session.segment(parents=parents)
+    if wrong == "tree":
+        everything = lambda segment: torch.zeros(segment.tokens, segment.tokens)  # noqa: E731
+        monkeypatch.setattr(plan_module, "inside_mask", everything)
+    elif wrong == "window":
+        once = plan_module.batch
+        endless = lambda parts, group, window, *given: once(parts, group, None, *given)  # noqa: E731
+        monkeypatch.setattr(plan_module, "batch", endless)
+        part = plan_module.AttentionPlan._part
+        monkeypatch.setattr(plan_module.AttentionPlan, "_part", lambda self, at, window: part(self, at, None))
+    else:
+        monkeypatch.setattr(plan_module, "order_of", lambda parts, groups, group: torch.arange(5 * group))
+    assert worst(pair, sessions) > 0.1
 
 
 @pytest.mark.usefixtures("no_kernel")
