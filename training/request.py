@@ -50,6 +50,8 @@ class TrainRequest:
     """Tokens of a text that become a prompt."""
     temperature: float = 1.0
     """Temperature of the answers for training; those that the result is measured on are greedy."""
+    answers_at_once: int = 0
+    """Answers that the target writes at once; 0: 32 on a CPU, 256 on a GPU."""
     answer_epochs: int = 4
     """How often the same answers are learned at most, where texts were given too."""
     held_out: float = 0.05

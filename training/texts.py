@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ from training.target import Target
 MOST_OWN = 0.5
 """Share of rows of the target's own texts where others were given."""
 MOST_WORKLOADS = 6
-ATTEMPTS = 10
-"""Times that answers to measure on are asked for, where most of them loop."""
-BATCH = {"cpu": 32, "cuda": 1024}
+MOST_ASKED = 10
+"""Answers that are asked for at most for each one to measure on, where most of them loop."""
+AT_ONCE = {"cpu": 32, "cuda": 256}
 """Answers that are written at once, by the kind of the target's device."""
 
 
@@ -170,6 +171,8 @@ class SampleMaker:
 
     def __init__(self, request: TrainRequest, target: Target) -> None:
         self._request, self._target = request, target
+        self._encoded: dict[str, list[int]] = {}
+        """Tokens of texts, by their keys."""
 
     def make(self) -> Samples:
         request = self._request
@@ -206,43 +209,48 @@ class SampleMaker:
         if text.prompt and self._request.answers:
             return []
         prompt = self._target.encode(text.prompt) if text.prompt else []
-        tokens = prompt + self._target.encode(text.text) + self._target.end
+        tokens = prompt + self._tokens(text) + self._target.end
         return _cut(Sample(tokens, max(1, len(prompt)), text.workload), self._request.window)
+
+    def _tokens(self, text: SourceText) -> list[int]:
+        if text.key not in self._encoded:
+            self._encoded[text.key] = self._target.encode(text.text)
+        return self._encoded[text.key]
 
     def _measured(self, texts: Sequence[SourceText]) -> tuple[list[Sample], int]:
         """Greedy answers that do not loop, and how many did. Small targets mostly do: it asks again elsewhere until
-        there are enough to measure on, or no more come, or ATTEMPTS are used."""
-        wanted, looping = self._request.held_out_answers, 0
+        there are enough to measure on, or no more come, or MOST_ASKED times as many were asked for."""
+        wanted, asked = self._request.held_out_answers, 0
         measured: list[Sample] = []
-        for attempt in range(ATTEMPTS):
-            written = self._answers(texts, wanted, 0.0, attempt)
-            found = [each for each in written if distinct_share(each.tokens[each.first :]) >= DISTINCT]
-            looping += len(written) - len(found)
-            measured += found
-            if not written or len(measured) >= wanted:
+        while asked < MOST_ASKED * wanted and len(measured) < wanted:
+            # As many as will do if they loop as often as those before.
+            count = math.ceil((wanted - len(measured)) * max(1, asked) / max(1, len(measured)))
+            written = self._answers(texts, min(count, MOST_ASKED * wanted - asked), 0.0, asked)
+            if not written:
                 break
-        return measured[:wanted], looping
+            asked += len(written)
+            measured += [each for each in written if distinct_share(each.tokens[each.first :]) >= DISTINCT]
+        return measured[:wanted], asked - len(measured)
 
-    def _answers(self, texts: Sequence[SourceText], count: int, temperature: float, attempt: int = 0) -> list[Sample]:
-        """Up to `count`: to each prompt once in all attempts, and to pieces of texts at places that the seed and the
-        attempt decide."""
-        chance, size = random.Random(self._request.seed + attempt), self._request.prompt_tokens
+    def _answers(self, texts: Sequence[SourceText], count: int, temperature: float, before: int = 0) -> list[Sample]:
+        """Up to `count`: to each prompt once, without the `before` first ones, and to pieces of texts at places that
+        the seed and `before` decide."""
+        chance, size = random.Random(self._request.seed + before), self._request.prompt_tokens
         asked = [text for text in texts if text.prompt or text.messages]
-        asked = asked[attempt * count : (attempt + 1) * count]
+        asked = asked[before : before + count]
         prompts = [(self._target.prompt(text.prompt, text.messages), text.workload) for text in asked]
         plain = [text for text in texts if not (text.prompt or text.messages)]
         chance.shuffle(plain)
-        encoded = {text.key: self._target.encode(text.text) for text in plain[:count]}
-        plain = [text for text in plain[:count] if len(encoded[text.key]) > 1]
+        plain = [text for text in plain[:count] if len(self._tokens(text)) > 1]
         while plain and len(prompts) < count:
             for text in plain[: count - len(prompts)]:
-                tokens = encoded[text.key]
+                tokens = self._tokens(text)
                 at = chance.randrange(max(1, len(tokens) - size))
                 prompts.append((tokens[at : at + size], text.workload))
         prompts.sort(key=lambda each: len(each[0]))
         samples: list[Sample] = []
         with StageProgress("answers of the target") as progress:
-            at_once = BATCH[self._target.device.type]
+            at_once = self._request.answers_at_once or AT_ONCE[self._target.device.type]
             for begin in range(0, len(prompts), at_once):
                 part = prompts[begin : begin + at_once]
                 written = self._target.answer(
