@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from slipstream.engine.engine import HiddenStates
@@ -27,6 +28,7 @@ from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
 from tests.eagle_golden import CASES, COLUMNS, LENGTH, ROWS, WIDTH, inputs
 from tests.eagle_heads import LAYERS, config_of, random_head
+from tests.elsewhere import ELSEWHERE, Elsewhere
 
 GREEDY = SamplingParams(temperature=0.0)
 GOLDEN = json.loads((Path(__file__).parents[3] / "eagle_golden.json").read_text())
@@ -78,6 +80,27 @@ def test_eagle_3_gives_the_numbers_of_speculators(case: str, speculators: bool, 
         below = proposer._states([(cache, ()), (cache, (int(tokens[row + 2]),))])
         assert torch.allclose(head.logits(below[0])[columns], whole[row, columns], atol=1e-4)
         assert torch.allclose(head.logits(below[1])[columns], expected, atol=2e-4)
+
+
+@torch.inference_mode()
+def test_a_head_elsewhere_proposes_the_same(target: str, tmp_path: Path) -> None:
+    made = random_head(target, config_of(target, layers=LAYERS))
+    save_head(made, tmp_path, target, speculators=True)
+    (tokens, features), head = inputs(), load(tmp_path, target)
+    drawn = SamplingParams(seed=3, acceptance="rejection")
+
+    def proposals(proposer: EagleProposer, states: HiddenStates) -> list[list[tuple[int, int]]]:
+        texts = [context(tokens.tolist(), states, handle=0), context(tokens.tolist(), states, handle=1, sampling=drawn)]
+        first = proposer.propose(texts)
+        longer = [context([*tokens.tolist(), 5], states.cut(2, 3), LENGTH - 1, handle=each) for each in range(2)]
+        answers = first + proposer.propose(longer)
+        return [[(node.parent, node.token) for node in each.nodes] for each in answers if isinstance(each, Proposal)]
+
+    expected = proposals(EagleProposer(head), states_of(features[:-1]))
+    assert len(expected) == 4 and all(expected)
+    with Elsewhere() as elsewhere, sdpa_kernel(SDPBackend.MATH):
+        elsewhere.move(head)
+        assert proposals(EagleProposer(head), states_of(features[:-1].to(ELSEWHERE))) == expected
 
 
 @pytest.mark.parametrize("form", ["plain", "bias", "pickled without embeddings", "speculators' names"])
