@@ -1,4 +1,8 @@
-"""A draft model distilled from the target: forward KL, then a loss that acceptance is made of (`loss.divergence`)."""
+"""A draft model distilled from the target: forward KL, then a loss that acceptance is made of (`loss.divergence`).
+
+A small model learns nothing of distances between tokens that no row had: behind those it would be of no use. So it sees
+no further: a fresh one is a Llama with a sliding window of one row, which the library calls a Mistral.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
-from slipstream.errors import FailedPrecondition, NotFound
+from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer, source_and_revision, tokenizer_file
 from training.corpus import TrainingBatch
 from training.folder import replacing
@@ -31,7 +35,7 @@ class DraftModel:
     def __init__(self, request: TrainRequest, target: Target) -> None:
         self._request, self._target = request, target
         self.depth = self.passes = request.depth
-        self.module: Any = _fresh(request, target) if not request.start else _started(request.start, target)
+        self.module: Any = _fresh(request, target) if not request.start else _started(request, target)
 
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         assert batch.learned is not None
@@ -66,20 +70,36 @@ class DraftModel:
                     continue
 
 
-def _started(folder: str, target: Target) -> Any:
+def _started(request: TrainRequest, target: Target) -> Any:
+    folder = request.start
     if fingerprint(load_tokenizer(folder)) != fingerprint(target.tokenizer):
         raise FailedPrecondition(
             f"{folder} and {target.name} have different tokenizers; start from a model with the target's.",
             reason="VOCABULARY_MISMATCH",
         )
     source, revision = source_and_revision(folder)
-    return AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=torch.float32, use_safetensors=True)
+    config = AutoConfig.from_pretrained(source, revision=revision)
+    if request.sliding_window:
+        config = _windowed(config, request.sliding_window)
+    return AutoModelForCausalLM.from_pretrained(
+        source, revision=revision, config=config, dtype=torch.float32, use_safetensors=True
+    )
+
+
+def _windowed(config: Any, window: int) -> MistralConfig:
+    """The same model, which sees the last `window` tokens."""
+    if config.model_type not in ("llama", "mistral") or getattr(config, "attention_bias", False):
+        raise InvalidArgument(
+            f"sliding_window is for a Llama or a Mistral without biases, not for {config.model_type}."
+        )
+    kept = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
+    return MistralConfig(**kept | {"sliding_window": window})
 
 
 def _fresh(request: TrainRequest, target: Target) -> Any:
     own = target.model.config.get_text_config()
     heads = max(2, request.hidden // HEAD)
-    config = LlamaConfig(
+    config = MistralConfig(
         vocab_size=own.vocab_size,
         hidden_size=request.hidden,
         num_hidden_layers=request.layers,
@@ -88,8 +108,9 @@ def _fresh(request: TrainRequest, target: Target) -> Any:
         intermediate_size=request.feed_forward or 4 * request.hidden,
         max_position_embeddings=own.max_position_embeddings,
         tie_word_embeddings=True,
+        sliding_window=request.sliding_window or request.window,
         bos_token_id=own.bos_token_id,
         eos_token_id=own.eos_token_id,
         pad_token_id=None,
     )
-    return LlamaForCausalLM(config)
+    return MistralForCausalLM(config)

@@ -33,9 +33,8 @@ class TrainRequest:
     minutes: float = 0.0
     """Training time in place of `steps`, which then limits what is read of the texts; such a run does not repeat."""
     rows: int = 4
-    window: int = 1024
-    """Tokens of a row; longer texts become several rows. Contexts beyond it are not learnt: a small draft model trained
-    on rows of 192 tokens is of no use behind 400."""
+    window: int = 512
+    """Tokens of a row; longer texts become several rows."""
     rate: float = 1.0
     """Factor of the learning rates."""
     seed: int = 17
@@ -71,6 +70,10 @@ class TrainRequest:
 
     start: str = ""
     """`draft`: folder of a model to start from; empty: a fresh Llama of `layers`, `hidden` and `feed_forward`."""
+    sliding_window: int = 0
+    """`draft`: tokens that the model sees; 0: a fresh one those of a row, one to start from those it saw before. Small
+    models lose contexts that are longer than their rows: one that was trained on rows of 192 tokens agreed with its
+    target on 76 % of the tokens in them, on 21 % of those behind 768, and on 74 % of these with a window of 192."""
     layers: int = 2
     hidden: int = 128
     feed_forward: int = 0

@@ -51,15 +51,14 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def export(checkpoint: Path, file: Path, kind: str) -> None:
-    """Writes the file, whole or not at all. Raises ValueError for a checkpoint that is no plain Llama."""
+    """Writes the file, whole or not at all; without a sliding window, so it is the checkpoint for texts that fit into
+    one. Raises ValueError for a checkpoint that is no plain Llama or Mistral."""
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    if config["architectures"] != ["LlamaForCausalLM"] or config.get("rope_parameters", {}).get("rope_type") not in (
-        None,
-        "default",
-    ):
-        raise ValueError(f"{checkpoint} is no Llama with plain RoPE.")
+    rotation = config.get("rope_parameters", {}).get("rope_type", "default")
+    if config["model_type"] not in ("llama", "mistral") or rotation != "default":
+        raise ValueError(f"{checkpoint} is no Llama or Mistral with plain RoPE.")
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     part = file.with_suffix(".part")
     writer = gguf.GGUFWriter(str(part), "llama")

@@ -22,6 +22,7 @@ from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.head_file import read_target
 from slipstream.proposers.medusa_heads import load_heads
 from slipstream.proposers.parallel_drafting import RANKS
+from tests.checkpoints import save_checkpoint
 from tests.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
 from training.corpus import TrainingBatch
@@ -159,12 +160,35 @@ def test_a_drafter_is_trained_measured_and_exported(kind: str, target: Path, dat
     if kind == "draft":
         model = AutoModelForCausalLM.from_pretrained(out)
         assert model.dtype == torch.bfloat16 and model(input_ids=tokens).logits.isfinite().all()
+        assert model.config.sliding_window == 32  # a row
         assert (out / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     elif kind == "medusa":
         assert len(load_heads(str(out), str(target))) == 2
     else:
         head = load_head(str(out), read_target(str(target)), torch.float32)
         assert head.config.layers == (0, 1, 2) and head.config.norm_before_residual
+
+
+def test_a_draft_model_to_start_from_gets_a_sliding_window_if_one_is_asked_for(target: Path, tmp_path: Path) -> None:
+    """`target` is a Llama, and stands for a draft model here."""
+    opened, tokens = Target(str(target)), batch_of().tokens
+    before = AutoModelForCausalLM.from_pretrained(target)(input_ids=tokens).logits
+
+    def logits(**settings: Any) -> Any:
+        request = request_of("draft", target, tmp_path, start=str(target), **settings)
+        drafter: Any = open_drafter(request, opened, torch.ones(199, dtype=torch.int64))
+        drafter.save(tmp_path / "draft", [])
+        return AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)(input_ids=tokens).logits
+
+    torch.testing.assert_close(logits(), before, rtol=0.05, atol=0.05)
+    windowed = logits(sliding_window=4)
+    torch.testing.assert_close(windowed[:, :4], before[:, :4], rtol=0.05, atol=0.05)
+    assert (windowed[:, 6:] - before[:, 6:]).abs().max() > 0.1
+    other = save_checkpoint("qwen2", tmp_path / "qwen", vocab_size=199)
+    shutil.copyfile(target / "tokenizer.json", other / "tokenizer.json")
+    with pytest.raises(InvalidArgument, match="not for qwen2"):
+        request = request_of("draft", target, tmp_path, start=str(other), sliding_window=4)
+        open_drafter(request, opened, torch.ones(199, dtype=torch.int64))
 
 
 def test_texts_are_read_from_folders_lines_and_chats(tmp_path: Path) -> None:
