@@ -13,7 +13,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from slipstream.tenants import PerTenant
 from verifier_svc.wait_policy.arrival_times import DelayDistribution, delay_bin
-from verifier_svc.wait_policy.draft_threshold import DraftThreshold
+from verifier_svc.wait_policy.draft_threshold import PAUSE, DraftThreshold
+from verifier_svc.wait_policy.drafting_trial import ComparedStep, DraftingTrial
 from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
 Key = TypeVar("Key")
@@ -76,6 +77,7 @@ class WaitPolicy(Generic[Key]):
         self._max_wait_s = max_wait_s
         self._step_s = seconds
         self._draft_threshold = DraftThreshold(threshold)
+        self._trial = DraftingTrial(lambda sessions: seconds(sessions, sessions))
         self._gain_ratio = GainRatio[Key]()
         self._acceptance = PerTenant(lambda: RunningAverage(FIRST_ACCEPTANCE))
         self._tokens, self._seconds = RunningAverage(), RunningAverage()
@@ -87,19 +89,46 @@ class WaitPolicy(Generic[Key]):
 
     @property
     def threshold(self) -> float:
-        """Path probability that candidates must have to be worth sending."""
-        return self._draft_threshold.threshold
+        """Path probability that candidates must have to be worth sending; PAUSE where drafting does not pay, and in
+        trials without it."""
+        return self._draft_threshold.threshold if self._trial.drafting else PAUSE
+
+    @property
+    def pause_cause(self) -> str:
+        """Why drafters pause: `price`, a candidate costs what it brings; `slower`, trials found fewer tokens a second
+        with drafting; `trial`, one is under way. Empty while they draft."""
+        if self._draft_threshold.threshold == PAUSE:
+            return "price"
+        if self._trial.drafting:
+            return ""
+        return "trial" if self._trial.trying else "slower"
 
     def observe_round(self, accepted: int, rejected: bool, tenant: str = "") -> None:
         """Counts accepted candidates of a session of the tenant; `rejected`: one behind them was not accepted."""
         self._acceptance[tenant].add(accepted / max(1, accepted + rejected))
 
-    def observe_step(self, step: PlannedStep, tokens: int, seconds: float) -> bool:
-        """Records a step of `tokens` tokens that took `seconds`, waiting included. Returns whether the threshold
-        changed."""
+    def observe_step(
+        self, step: PlannedStep, tokens: int, seconds: float, compared: ComparedStep | None = None
+    ) -> bool:
+        """Records a step of `tokens` tokens that took `seconds`, waiting included. `compared`: the step as trials of
+        drafting see it; None where it shows nothing of drafting. Returns whether the threshold changed."""
+        before = self.threshold
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
-        return self._draft_threshold.observe(self._rate(step), lambda size: self._step_s(size, step.sessions), tokens)
+        self._draft_threshold.observe(self._rate(step), lambda size: self._step_s(size, step.sessions), tokens)
+        if self._draft_threshold.threshold == PAUSE:
+            self._trial.give_up()  # the price has answered
+        elif compared is None:
+            self._trial.observe_other()
+        else:
+            self._trial.observe(compared)
+        return self.threshold != before
+
+    def observe_prefill_step(self) -> bool:
+        """A step with prefill ended. Returns whether the threshold changed."""
+        before = self.threshold
+        self._trial.observe_other()
+        return self.threshold != before
 
     def pause(
         self,
