@@ -127,6 +127,19 @@ def test_where_time_is_proportional_to_tokens_speculation_pauses_and_costs_nothi
     assert outcome.draft_steps <= 2.3 * outcome.steps and outcome.candidate_bytes <= 9 * outcome.tokens
 
 
+@pytest.mark.parametrize(("draft_s", "worst"), [(0.002, 0.72), (0.006, 0.46)])
+def test_a_drafter_that_takes_the_target_s_time_pauses_because_less_is_committed(draft_s: float, worst: float) -> None:
+    """No cost curve holds what a draft pass on the target's core costs: the target waits for it. With drafting
+    all the time (`worst`) a verifier commits so much of what it does without."""
+    shared = replace(WORLD, target=LinearCost(0.005), draft=LinearCost(draft_s), one_core=True)
+    outcome = speculated(0, 1, 1500, 8, shared)
+    first = sum(each.wait_us + each.verify_us for each in outcome.rounds[:60]) / 60
+    assert 5000 / first < worst
+    assert outcome.draft_steps < 250 and outcome.tokens_per_s >= 0.86 * plain(shared, 1, 1500).tokens_per_s
+    last = sum(each.wait_us + each.verify_us for each in outcome.rounds[-1000:]) / 1000
+    assert 5000 / last > 0.99
+
+
 def test_where_passes_cost_the_same_whatever_is_in_them_many_sessions_go_on_speculating() -> None:
     flat = replace(WORLD, target=LinearCost(0.020))
     assert speculated(0, 16, 40, 4, flat).tokens_per_s >= 1.8 * plain(flat, 16, 40).tokens_per_s

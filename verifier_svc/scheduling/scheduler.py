@@ -67,6 +67,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def pause_cause(self) -> str:
+        """Why drafters pause (`WaitPolicy.pause_cause`); empty while they draft."""
+        return self._planner.pause_cause
+
     def open_session(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
         """Opens the session on its sources of candidates, and decodes it from the next step on."""
         for observer in self.observers:

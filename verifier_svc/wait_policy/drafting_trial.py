@@ -44,13 +44,13 @@ MOST_TRIALS = 8
 """Trials for one answer; if they give none, what is done stays."""
 LEAST_GAIN = 0.03
 """Logarithm of the ratio that is worth a change."""
-DEVIATION = 0.2
+DEVIATION = 0.15
 """Standard deviation of a trial's logarithm that is assumed at first; it counts as one trial's."""
 MOST_RATIO = 0.7
 """Bound of a trial's logarithm: a factor of two is an accident or clear enough."""
 SHARE = 0.005
 """Of all time, what trials may lose."""
-REST = 512.0
+REST = 1024.0
 """Least rest after an answer, in plain steps' time: where trials lose nothing, their switches may."""
 WEIGHT = 0.1
 """Weight of a step's sessions in their average."""
@@ -97,9 +97,9 @@ class DraftingTrial:
         """By load."""
         self.trying = False
         """Whether a trial is under way."""
-        self._before = 0.0
-        """Efficiency before the trial."""
         self._measured: list[ComparedStep] = []
+        self._before: list[ComparedStep] = []
+        """What was measured before the trial."""
         self._time = 0.0
         """Plain steps' time since drafting was switched, or a look at it."""
         self._count = self._others = 0
@@ -163,19 +163,20 @@ class DraftingTrial:
 
     def _look(self) -> None:
         """Enough is measured to compare a trial with."""
-        answer, efficiency = self._answer, self._efficiency()
-        rest = answer.rest
+        answer, rest = self._answer, self._answer.rest
         if rest is None:
-            rest = TRIAL * max(0.0, 1.0 - 1.0 / efficiency) / SHARE if answer.drafting else 0.0
-        self._measured.clear()
+            # Drafting would lose what it commits beyond the plain steps that the curve predicts.
+            lost = max(0.0, 1.0 - 1.0 / self._efficiency(self._measured)) if answer.drafting else 0.0
+            rest = TRIAL * lost / SHARE
+        self._before, self._measured = self._measured, []
         if answer.passed >= rest:
-            self._before = efficiency
             self._start_measuring()
             self.trying = True
 
     def _end_trial(self) -> None:
         answer = self._answer
-        result = math.log(self._efficiency() / self._before)
+        # Both by the curve of now: it has learnt from the trial's steps.
+        result = math.log(self._efficiency(self._measured) / self._efficiency(self._before))
         answer.results.append(min(max(result, -MOST_RATIO), MOST_RATIO))
         # Those that could not be compared passed in plain steps' time each, about, and trees have to grow again.
         answer.lost += (self._time + self._others + SETTLE) * (1.0 - math.exp(answer.results[-1]))
@@ -194,12 +195,10 @@ class DraftingTrial:
             answer.rest = 0.0
         self._start_measuring()
 
-    def _efficiency(self) -> float:
-        """Of the measured steps; 1 is what the cost curve predicts of plain ones."""
-        tokens = sum(step.tokens / step.sessions for step in self._measured)
-        return tokens / max(
-            sum(step.seconds / max(self._plain_s(step.sessions), 1e-9) for step in self._measured), 1e-9
-        )
+    def _efficiency(self, steps: Sequence[ComparedStep]) -> float:
+        """1 is what the cost curve predicts of plain steps."""
+        tokens = sum(step.tokens / step.sessions for step in steps)
+        return tokens / max(sum(step.seconds / max(self._plain_s(step.sessions), 1e-9) for step in steps), 1e-9)
 
 
 def mean_and_error(results: Sequence[float]) -> tuple[float, float]:

@@ -30,6 +30,10 @@ MIN_GAIN_RATIO, MAX_GAIN_RATIO = 0.5, 8.0
 SAMPLE_WEIGHT = 0.2
 """Weight of a new sample in a running average."""
 
+PAUSE_CAUSES = ("price", "slower", "trial")
+"""Why drafters pause: a candidate costs what it brings; trials found fewer tokens a second with drafting; one is under
+way."""
+
 
 @dataclass(slots=True)
 class RunningAverage:
@@ -95,8 +99,7 @@ class WaitPolicy(Generic[Key]):
 
     @property
     def pause_cause(self) -> str:
-        """Why drafters pause: `price`, a candidate costs what it brings; `slower`, trials found fewer tokens a second
-        with drafting; `trial`, one is under way. Empty while they draft."""
+        """Which of PAUSE_CAUSES holds; empty while drafters draft."""
         if self._draft_threshold.threshold == PAUSE:
             return "price"
         if self._trial.drafting:
