@@ -1,8 +1,9 @@
 """Decides how long a step is held back for candidates, and which candidates are worth sending at all.
 
 It measures three things over steps and rounds: tokens committed a second, the share of candidates that are accepted,
-and how many tokens a wait brought for each that was expected. `wait_time` has the formula; nothing here does I/O or
-reads a clock, so that the capacity simulation (`capacity`) waits by these very rules.
+and how many tokens a wait brought for each that was expected. `wait_time` has the formula, `draft_threshold` the price
+of a candidate, and `drafting_trial` finds out whether drafting pays at all, by what is committed with and without it.
+Nothing here does I/O or reads a clock, so that the capacity simulation (`capacity`) waits by these very rules.
 """
 
 from __future__ import annotations
