@@ -143,7 +143,9 @@ def test_each_load_has_an_answer_of_its_own_which_is_kept() -> None:
     verifier = Verifier(0.7).run(3 * FIRST, sessions=4)
     assert not verifier.trial.drafting
     verifier.ratio = 1.4
-    verifier.run(3 * FIRST, sessions=1)
+    verifier.run(30, sessions=1)
+    assert not verifier.trial.drafting  # until it is tried
+    verifier.run(4 * FIRST, sessions=1)
     assert verifier.trial.drafting
     verifier.ratio = 0.7
     trials = verifier.trials
@@ -168,12 +170,11 @@ def test_a_few_sessions_more_or_less_are_the_same_load() -> None:
 
 
 def test_sessions_of_the_two_sides_may_differ() -> None:
-    """More sessions commit more tokens a second: with six of them, plain steps give a third more than with four."""
-    verifier = Verifier(1.2, host=1.3).run(SETTLE + BEFORE, sessions=4)
-    assert verifier.trial.trying
-    verifier.run(SETTLE + TRIED, sessions=6)
-    assert not verifier.trial.trying
-    assert verifier.run(FIRST, sessions=4).trial.drafting
+    """A step of six takes a seventh longer than one of four: taken as equal, plain steps of four would look better."""
+    verifier = Verifier(1.05)
+    for _ in range(6 * FIRST):
+        verifier.run(1, sessions=6 if verifier.trial.drafting else 4)
+    assert verifier.answer and verifier.trials >= 1
 
 
 def test_a_curve_that_learns_in_a_trial_does_not_hide_what_it_learnt() -> None:
@@ -194,7 +195,7 @@ def test_drafting_is_not_judged_before_candidates_come() -> None:
     while not trial.trying:
         trial.observe(ComparedStep(4, 4, plain_s(4), candidates=False))
     for _ in range(LATEST):
-        trial.observe(ComparedStep(4, 4, plain_s(4), candidates=False))
+        trial.observe(ComparedStep(4, 4, 3 * plain_s(4), candidates=False))
     assert trial.trying
     for _ in range(TRIED):
         trial.observe(ComparedStep(4, 12, plain_s(4), candidates=True))
