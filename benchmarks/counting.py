@@ -121,7 +121,7 @@ def main() -> None:
         places=[tree.root, SimpleNamespace(path_log_prob=-4.0)],
     )
     requests: list[Any] = [request] * 32
-    timing = StepTiming(0.0, 0.02, 0.0, 32, 288)
+    timing = StepTiming(0.0, 0.0, 0.02, 0.0, 32, 288)
     report, message = StepReport(1, [], timing, 0.0), verifier_pb2.Round()
     scheduled: Any = SimpleNamespace(selection=SimpleNamespace(depths=DEPTHS))
     accepted, miss = AcceptanceResult((0, 1), 7), verifier_pb2.MISS_CAUSE_UNSPECIFIED

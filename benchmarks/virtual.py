@@ -115,6 +115,8 @@ class World:
     executor: Callable[[Engine], StepExecutor] = EmbeddedExecutor
     blocks: int = BLOCKS
     """KV of the target."""
+    one_core: bool = False
+    """Drafter and target compute in turns."""
 
 
 SIXTEEN = World(expand=16)
@@ -205,7 +207,8 @@ class System:
 async def system(world: World) -> AsyncIterator[System]:
     """Must run under `run`."""
     loop = asyncio.get_running_loop()
-    draft_thread, target_thread = VirtualThread(), VirtualThread()
+    draft_thread = VirtualThread()
+    target_thread = draft_thread if world.one_core else VirtualThread()
     draft = _engine(
         EmulatedModel(vocabulary_size=VOCABULARY, acceptance=world.acceptance, fanout=world.fanout),
         world.draft,

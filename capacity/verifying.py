@@ -19,6 +19,7 @@ from slipstream.speculation.selection import ROOT
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
+from verifier_svc.wait_policy.drafting_trial import ComparedStep
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 
@@ -329,22 +330,34 @@ class SimulatedVerifier:
 
     def _end(self, step: SimulatedStep, seconds: float) -> None:
         self._busy = False
-        if not step.reading and self._wait_policy.observe_step(step, step.size, seconds):
+        for session, size in step.reading.items():
+            session.pending -= size
+        tokens = sum(self._commit(*each) for each in zip(step.decoding, step.chosen, strict=True))
+        for session in step.reading:
+            if not session.pending:
+                self._commit(session, [])
+        self._observe(step, tokens, seconds)
+        self._enter()
+        self._wake()
+
+    def _observe(self, step: SimulatedStep, tokens: int, seconds: float) -> None:
+        """`tokens` were committed by those that decode; the step took `seconds`, waiting included."""
+        if step.reading:
+            changed = self._wait_policy.observe_prefill_step()
+        else:
+            drafted = sum(session.drafter is not None for session in step.decoding)
+            compared = ComparedStep(step.sessions, tokens, seconds, any(step.chosen))
+            changed = self._wait_policy.observe_step(
+                step, step.size, seconds, compared if 2 * drafted >= step.sessions else None
+            )
+        if changed:
             for session in self._sessions:
                 if session.drafter is not None:
                     demand = partial(session.drafter.demand, session, self._wait_policy.threshold)
                     self._send(session.drafter, demand)
-        for session, size in step.reading.items():
-            session.pending -= size
-        for session, nodes in zip(step.decoding, step.chosen, strict=True):
-            self._commit(session, nodes)
-        for session in step.reading:
-            if not session.pending:
-                self._commit(session, [])
-        self._enter()
-        self._wake()
 
-    def _commit(self, session: SimulatedSession, nodes: list[SimulatedGuess]) -> None:
+    def _commit(self, session: SimulatedSession, nodes: list[SimulatedGuess]) -> int:
+        """Returns how many tokens it commits."""
         draws = [self._random.random() for _ in range(min(session.left, len(nodes) + 1))]
         ranks, refused = session.tree.decide(nodes, draws)
         if nodes:
@@ -361,6 +374,7 @@ class SimulatedVerifier:
             self._send(session.drafter, partial(session.drafter.commit, session, len(ranks)))
         else:
             session.tree.commit(len(ranks))
+        return len(ranks)
 
     def _finish(self, session: SimulatedSession) -> None:
         session.ended = self._agenda.now

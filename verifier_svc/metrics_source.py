@@ -13,6 +13,7 @@ from slipstream.v1 import verifier_pb2
 from verifier_svc.observer import RoundResult, StepObserver, StepReport
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.wait_policy.wait_policy import PAUSE_CAUSES
 
 
 class StepStats(StepObserver):
@@ -86,6 +87,7 @@ def metrics_collector(
             metrics.COMMITTED: lambda: scheduler.tokens,
             metrics.STEP_FAULTS: lambda: _labelled(scheduler.step_faults),
             metrics.DRAFT_WAIT: lambda: stats.waited_s,
+            metrics.DRAFTING_PAUSED: lambda: {(cause,): int(cause == scheduler.pause_cause) for cause in PAUSE_CAUSES},
             metrics.DEPTH_DRAFTED: lambda: _labelled(stats.drafted),
             metrics.DEPTH_ACCEPTED: lambda: _labelled(stats.accepted),
             metrics.ROLLED_BACK: lambda: stats.rejected,

@@ -23,6 +23,8 @@ from verifier_svc.session import Session
 class StepTiming:
     """Monotonic seconds of one step, and its size."""
 
+    due: float
+    """When it could have started: the step before it ended, or there was work again."""
     started: float
     ended: float
     waited: float
@@ -33,6 +35,12 @@ class StepTiming:
     @property
     def seconds(self) -> float:
         return self.ended - self.started
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds in which nothing but this step was there for the sessions: waits, planning and contention for the
+        host's cores included."""
+        return self.ended - self.due
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,14 @@ ACCEPTANCE = Dashboard(
                 "percentunit",
             ),
             Panel(
+                "Verifiers whose drafters pause, by cause",
+                (Query("avg by (cause) (slipstream_drafting_paused)", "{{cause}}"),),
+                "price: a candidate costs what it brings; slower: trials found fewer tokens a second with drafting; "
+                "trial: one is under way.",
+                "percentunit",
+                most=1,
+            ),
+            Panel(
                 "Rollback cost",
                 (
                     Query("slipstream:rollback_cost:ratio_rate5m", "of step time {{job}}"),

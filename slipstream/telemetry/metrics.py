@@ -308,6 +308,12 @@ STEP_FAULTS = _verifier(
 DRAFT_WAIT = _verifier(
     "slipstream_draft_wait_seconds_total", "Time in which steps were held back for candidates (the bubble)."
 )
+DRAFTING_PAUSED = _verifier(
+    "slipstream_drafting_paused",
+    "1 while drafters pause, by cause: price, a candidate costs what it brings; slower, trials found fewer tokens a "
+    "second with drafting; trial, one is under way.",
+    "cause",
+)
 DEPTH_DRAFTED = _verifier(
     "slipstream_depth_drafted_tokens_total", "Candidates verified, by depth below the last committed token.", "depth"
 )

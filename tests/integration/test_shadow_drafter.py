@@ -226,7 +226,7 @@ def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> Non
     step = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
     tokens = 3 + sum(candidates)
     seconds = planner._curve.seconds(tokens, 3) * 1.1
-    timing = StepTiming(0.0, seconds, 0.0, 3, tokens)
+    timing = StepTiming(0.0, 0.0, seconds, 0.0, 3, tokens)
     parts = [planner.cost_s(each, timing) for each in step]
     assert sum(parts) == pytest.approx(seconds)
     assert sorted(parts) == [part for _, part in sorted(zip(candidates, parts, strict=True))]

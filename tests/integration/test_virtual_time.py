@@ -10,7 +10,8 @@ import asyncio
 import math
 from dataclasses import replace
 from functools import cache
-from itertools import repeat
+from itertools import pairwise, repeat
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,9 @@ from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
 from capacity.verifying import Verifying
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.v1 import verifier_pb2
+from slipstream.v1 import drafter_pb2, verifier_pb2
 from verifier_svc.scheduling.planner import Planner, StepPlan
+from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
 
 WORLD = World()
 MOST_BYTES = 120
@@ -127,6 +129,19 @@ def test_where_time_is_proportional_to_tokens_speculation_pauses_and_costs_nothi
     assert outcome.draft_steps <= 2.3 * outcome.steps and outcome.candidate_bytes <= 9 * outcome.tokens
 
 
+@pytest.mark.parametrize(("draft_s", "worst"), [(0.002, 0.72), (0.006, 0.46)])
+def test_a_drafter_that_takes_the_target_s_time_pauses_because_less_is_committed(draft_s: float, worst: float) -> None:
+    """No cost curve holds what a draft pass on the target's core costs: the target waits for it. With drafting
+    all the time (`worst`) a verifier commits so much of what it does without."""
+    shared = replace(WORLD, target=LinearCost(0.005), draft=LinearCost(draft_s), one_core=True)
+    outcome = speculated(0, 1, 1500, 8, shared)
+    first = sum(each.wait_us + each.verify_us for each in outcome.rounds[:60]) / 60
+    assert 5000 / first < worst
+    assert outcome.draft_steps < 250 and outcome.tokens_per_s >= 0.86 * plain(shared, 1, 1500).tokens_per_s
+    last = sum(each.wait_us + each.verify_us for each in outcome.rounds[-1000:]) / 1000
+    assert 5000 / last > 0.99
+
+
 def test_where_passes_cost_the_same_whatever_is_in_them_many_sessions_go_on_speculating() -> None:
     flat = replace(WORLD, target=LinearCost(0.020))
     assert speculated(0, 16, 40, 4, flat).tokens_per_s >= 1.8 * plain(flat, 16, 40).tokens_per_s
@@ -145,6 +160,39 @@ def test_so_many_sessions_need_the_drafter_as_the_simulation_says(sessions: int)
     assert outcome.needed == pytest.approx(planned.drafters_needed, rel=0.2)
     assert 0.3 * sessions < outcome.needed < 0.6 * sessions
     assert sessions > 1 or planned.drafters_busy > 0.95
+
+
+def test_a_drafter_that_pauses_is_sent_nothing_and_then_all_tokens_in_between_at_once() -> None:
+    async def decode_with_a_pause() -> tuple[list[int], list[verifier_pb2.Round]]:
+        """Commits sent before the pause, in it and after it; the rounds."""
+        commits: list[drafter_pb2.DraftCommit] = []
+        replies: list[Any] = []
+        async with system(WORLD) as running:
+            forward = running.link.send
+
+            def send(command: drafter_pb2.DraftCommand) -> None:
+                if command.HasField("commit"):
+                    commits.append(command.commit)
+                forward(command)
+
+            running.link.send = send  # type: ignore[method-assign]
+            sources, gateway = running.scheduler._sources, running.gateway()
+            gateway.receive(open_request(0, 120, 8, running.drafter))
+            sent: list[int] = []
+            for threshold in (LEVELS[0], PAUSE, LEVELS[0]):
+                sources.set_threshold(threshold)
+                await asyncio.sleep(0.3)
+                sent.append(len(commits) - sum(sent))
+            while not any(isinstance(reply, verifier_pb2.SessionEnd) for reply in replies):
+                replies += await gateway.outbox.take()
+        assert all(a.base_length + len(a.token_ids) == b.base_length for a, b in pairwise(commits))
+        return sent, [reply for reply in replies if isinstance(reply, verifier_pb2.Round)]
+
+    sent, rounds = run(decode_with_a_pause())
+    assert sent[0] > 10 and sent[1] <= 1 and sent[2] > 10
+    drafted = [each.drafted for each in rounds]
+    assert 0 in drafted[sent[0] + 3 : sent[0] + 12] and min(drafted[-10:-3]) > 0
+    assert [token for each in rounds for token in each.token_ids] == texts(plain(WORLD, 1, 120))[0]
 
 
 class Patient(Planner):

@@ -24,6 +24,7 @@ from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.session import CandidateChoice, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.wait_policy.drafting_trial import ComparedStep
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 PROMPT_PLACES = 4
@@ -232,19 +233,40 @@ class Planner:
         """Tokens that one more candidate costs the step that takes it."""
         return self._wait_policy.candidate_price
 
+    @property
+    def pause_cause(self) -> str:
+        """Why drafters pause (`WaitPolicy.pause_cause`); empty while they draft."""
+        return self._wait_policy.pause_cause
+
     def observe_step(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
         """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
         step that its rejected candidates took."""
         if plan.decoding:
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
-            if self._wait_policy.observe_step(plan, timing.tokens, timing.seconds + timing.waited):
-                self._sources.set_threshold(self._wait_policy.threshold)
+            changed = self._wait_policy.observe_step(
+                plan, timing.tokens, timing.seconds + timing.waited, self._compared(plan, timing, outcomes)
+            )
+        else:
+            changed = self._wait_policy.observe_prefill_step()
+        if changed:
+            self._sources.set_threshold(self._wait_policy.threshold)
         if timing.tokens <= timing.sessions:
             return 0.0
         pairs = zip(plan.step, outcomes, strict=True)
         rejected = sum(len(each.selection) - len(it.path) for each, it in pairs if isinstance(it, AcceptanceResult))
         seconds = self._curve.seconds
         return seconds(timing.tokens, timing.sessions) - seconds(timing.tokens - rejected, timing.sessions)
+
+    def _compared(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
+        """The step as trials of drafting see it; None where most of its sessions have none."""
+        if self._limits.always_speculate:
+            return None
+        sessions = [scheduled.session for scheduled in plan.step]
+        drafted = sum(session.max_draft_tokens > 0 and self._sources.has_source(session) for session in sessions)
+        if 2 * drafted < len(sessions):
+            return None
+        tokens = sum(len(it.path) + 1 for it in outcomes if isinstance(it, AcceptanceResult))
+        return ComparedStep(timing.sessions, tokens, timing.elapsed, timing.tokens > timing.sessions)
 
     def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:
         """Learns from what became of the sequence's candidates."""

@@ -53,6 +53,8 @@ class Scheduler:
         """Sessions without KV whose end was not yet reported to the observers."""
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
+        self._due: float | None = None
+        """When the next step could have started (`StepTiming.due`); None while there is nothing to do."""
         self._unreported_step: tuple[StepPlan, StepTiming, list[StepOutcome]] | None = None
         self._unreported_rounds: list[RoundResult] = []
         """Empty whenever the loop waits, as is `_unreported_step`."""
@@ -64,6 +66,11 @@ class Scheduler:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def pause_cause(self) -> str:
+        """Why drafters pause (`WaitPolicy.pause_cause`); empty while they draft."""
+        return self._planner.pause_cause
 
     def open_session(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
         """Opens the session on its sources of candidates, and decodes it from the next step on."""
@@ -114,10 +121,12 @@ class Scheduler:
             self._sources.collect()
             plan = self._planner.plan(self.kv_admission.admit())
             if not plan.step:
-                self._waiting_since = None  # the sessions that were waited for have ended
+                self._waiting_since = self._due = None  # the sessions that were waited for have ended
                 self._report()
                 await self._wait_for_change(self.kv_admission.next_return_s)
                 continue
+            if self._due is None:
+                self._due = self._clock()
             waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
             pause = self._planner.pause(plan, waited)
             if pause > 0.0:
@@ -128,7 +137,7 @@ class Scheduler:
                 continue
             self._waiting_since = None
             if step := self.kv_admission.fit(plan.step):
-                await self._run_step(plan if step is plan.step else plan.only(step), waited)
+                await self._run_step(plan if step is plan.step else plan.only(step), self._due, waited)
             else:
                 self._report()
                 await asyncio.sleep(0)
@@ -147,7 +156,7 @@ class Scheduler:
 
     # Running and committing.
 
-    async def _run_step(self, plan: StepPlan, waited: float) -> None:
+    async def _run_step(self, plan: StepPlan, due: float, waited: float) -> None:
         """Runs a step that was held back for `waited` seconds."""
         step = plan.step
         started = self._clock()
@@ -160,7 +169,8 @@ class Scheduler:
         outcomes = await running
         self.steps += 1
         tokens = sum(scheduled.tokens for scheduled in step)
-        timing = StepTiming(started, self._clock(), waited, len(step), tokens)
+        timing = StepTiming(due, started, self._clock(), waited, len(step), tokens)
+        self._due = timing.ended
         if self._isolation.undisturbed and not any(isinstance(outcome, SlipstreamError) for outcome in outcomes):
             self._unreported_step = plan, timing, outcomes
         for scheduled, outcome in zip(step, outcomes, strict=True):

@@ -43,6 +43,8 @@ class LinkedSession(Attachment):
     """Whether the gateway was informed that there is no link."""
     max_nodes: int = 0
     """Nodes that its latest policy allows; 0 while it is to pause."""
+    known: int = 0
+    """Committed tokens that the drafter has, or that are on their way to it."""
     allowance: WorkAllowance = field(default_factory=WorkAllowance)
 
 
@@ -108,11 +110,15 @@ class DrafterLink:
 
     def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
         attachment = self._by_session.get(session)
-        if attachment is None:
+        # While it pauses, it is sent nothing: a message for each round would take time of cores that the target may
+        # share. The first commit after a pause holds the tokens of all rounds in between.
+        if attachment is None or not attachment.max_nodes:
             return
         if not session.tree.follows(attachment.number):
             self._expect_step(attachment)
-        commit, length = drafter_pb2.DraftCommit(base_length=base, token_ids=token_ids), base + len(token_ids)
+        length, known = base + len(token_ids), attachment.known
+        commit = drafter_pb2.DraftCommit(base_length=known, token_ids=session.tokens[known:length])
+        attachment.known = length
         for observer in self._context.observers:
             observer.drafter_informed(session, attachment.number, length, self._context.clock(), commit)
         self._send(attachment, commit=commit)
@@ -253,6 +259,7 @@ class DrafterLink:
         number = next(self._context.numbers)
         now = self._context.clock()
         attachment = LinkedSession(session, self.arrival_times, name, number, now, reopens=reopens, opened=now)
+        attachment.known = len(session.tokens)
         self._by_number[number] = self._by_session[session] = attachment
         session.name_source(number, name)
         request = self._open_request(session)

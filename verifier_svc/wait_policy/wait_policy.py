@@ -1,8 +1,9 @@
 """Decides how long a step is held back for candidates, and which candidates are worth sending at all.
 
 It measures three things over steps and rounds: tokens committed a second, the share of candidates that are accepted,
-and how many tokens a wait brought for each that was expected. `wait_time` has the formula; nothing here does I/O or
-reads a clock, so that the capacity simulation (`capacity`) waits by these very rules.
+and how many tokens a wait brought for each that was expected. `wait_time` has the formula, `draft_threshold` the price
+of a candidate, and `drafting_trial` finds out whether drafting pays at all, by what is committed with and without it.
+Nothing here does I/O or reads a clock, so that the capacity simulation (`capacity`) waits by these very rules.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from slipstream.tenants import PerTenant
 from verifier_svc.wait_policy.arrival_times import DelayDistribution, delay_bin
-from verifier_svc.wait_policy.draft_threshold import DraftThreshold
+from verifier_svc.wait_policy.draft_threshold import PAUSE, DraftThreshold
+from verifier_svc.wait_policy.drafting_trial import ComparedStep, DraftingTrial
 from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
 Key = TypeVar("Key")
@@ -28,6 +30,10 @@ MIN_GAIN_RATIO, MAX_GAIN_RATIO = 0.5, 8.0
 """A larger ratio is an accident. With a smaller one the verifier would stop waiting, and never learn otherwise."""
 SAMPLE_WEIGHT = 0.2
 """Weight of a new sample in a running average."""
+
+PAUSE_CAUSES = ("price", "slower", "trial")
+"""Why drafters pause: a candidate costs what it brings; trials found fewer tokens a second with drafting; one is under
+way."""
 
 
 @dataclass(slots=True)
@@ -76,6 +82,7 @@ class WaitPolicy(Generic[Key]):
         self._max_wait_s = max_wait_s
         self._step_s = seconds
         self._draft_threshold = DraftThreshold(threshold)
+        self._trial = DraftingTrial(lambda sessions: seconds(sessions, sessions))
         self._gain_ratio = GainRatio[Key]()
         self._acceptance = PerTenant(lambda: RunningAverage(FIRST_ACCEPTANCE))
         self._tokens, self._seconds = RunningAverage(), RunningAverage()
@@ -87,19 +94,45 @@ class WaitPolicy(Generic[Key]):
 
     @property
     def threshold(self) -> float:
-        """Path probability that candidates must have to be worth sending."""
-        return self._draft_threshold.threshold
+        """Path probability that candidates must have to be worth sending; PAUSE where drafting does not pay, and in
+        trials without it."""
+        return self._draft_threshold.threshold if self._trial.drafting else PAUSE
+
+    @property
+    def pause_cause(self) -> str:
+        """Which of PAUSE_CAUSES holds; empty while drafters draft."""
+        if self._draft_threshold.threshold == PAUSE:
+            return "price"
+        if self._trial.drafting:
+            return ""
+        return "trial" if self._trial.trying else "slower"
 
     def observe_round(self, accepted: int, rejected: bool, tenant: str = "") -> None:
         """Counts accepted candidates of a session of the tenant; `rejected`: one behind them was not accepted."""
         self._acceptance[tenant].add(accepted / max(1, accepted + rejected))
 
-    def observe_step(self, step: PlannedStep, tokens: int, seconds: float) -> bool:
-        """Records a step of `tokens` tokens that took `seconds`, waiting included. Returns whether the threshold
-        changed."""
+    def observe_step(
+        self, step: PlannedStep, tokens: int, seconds: float, compared: ComparedStep | None = None
+    ) -> bool:
+        """Records a step of `tokens` tokens that took `seconds`, waiting included. `compared`: the step as trials of
+        drafting see it; None where it shows nothing of drafting. Returns whether the threshold changed."""
+        before = self.threshold
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
-        return self._draft_threshold.observe(self._rate(step), lambda size: self._step_s(size, step.sessions), tokens)
+        self._draft_threshold.observe(self._rate(step), lambda size: self._step_s(size, step.sessions), tokens)
+        if self._draft_threshold.threshold == PAUSE:
+            self._trial.give_up()  # the price has answered
+        elif compared is None:
+            self._trial.observe_other()
+        else:
+            self._trial.observe(compared)
+        return self.threshold != before
+
+    def observe_prefill_step(self) -> bool:
+        """A step with prefill ended. Returns whether the threshold changed."""
+        before = self.threshold
+        self._trial.observe_other()
+        return self.threshold != before
 
     def pause(
         self,

@@ -68,7 +68,9 @@ def test_a_rounds_message_costs_the_same_whatever_the_number_of_candidates() -> 
         turn = scheduled(executor, candidates, candidates)
         turn.session.name_source(1, "model")
         decided = AcceptanceResult((0,), 5)
-        result = RoundResult(turn, decided, [9, 5], StepTiming(0.0, 1.0, 0.0, 1, 1), 1, MISS_CAUSE_UNSPECIFIED, 0.0)
+        result = RoundResult(
+            turn, decided, [9, 5], StepTiming(0.0, 0.0, 1.0, 0.0, 1, 1), 1, MISS_CAUSE_UNSPECIFIED, 0.0
+        )
         shares = [(share.drafter, share.drafted, share.accepted) for share in result.message(0.1).drafters]
         return calls_of(lambda: result.message(0.1), "slipstream", "verifier_svc"), shares
 
