@@ -53,7 +53,7 @@ class TrainingCheckpoint:
         """The checkpoint at `path`, or None. Raises FailedPrecondition if it belongs to other settings or data."""
         if not path.exists():
             return None
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)  # a run may go on elsewhere
         if state["key"] != key:
             raise FailedPrecondition(
                 f"{path} belongs to a run with other settings or another corpus; repeat that run's options, "

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from torch.nn.utils.rnn import pad_sequence
 
 from slipstream.engine.attention.reads import HIDDEN, gather
 from slipstream.engine.devices import upload
@@ -62,7 +61,7 @@ class Batch(NamedTuple):
     queries: torch.Tensor
     """int64 [size * rows]: query rows of the pass, those of each segment padded with row 0."""
     keys: torch.Tensor
-    """int64 [size * length]: pool rows, padded with row 0."""
+    """int64 [size * length]: pool rows, those of each segment padded with its first: others may hold no numbers."""
     mask: torch.Tensor
     """[size, 1, rows, length] 0 or -inf in the queries' dtype."""
 
@@ -92,9 +91,7 @@ def batch(parts: Sequence[Part], group: int, window: int | None, dtype: torch.dt
     """`group`: query heads of one KV head, which are neighbouring query rows; `window`: positions that a query sees."""
     count, own = max(part.queries for part in parts), max(len(part.depths) for part in parts)
     length = -(-max(len(part.keys) for part in parts) // ALIGNED) * ALIGNED
-    keys = torch.zeros(len(parts), length, dtype=torch.int64)
-    lengths = pad_sequence([part.keys for part in parts], batch_first=True)
-    keys[:, : lengths.shape[1]] = lengths
+    keys = torch.stack([part.keys[0] for part in parts]).unsqueeze(1).repeat(1, length)
     queries = torch.zeros(len(parts), count * group, dtype=torch.int64)
     # One column more than there are own tokens, which nobody sees: keys behind them look there.
     inside = torch.zeros(len(parts), count, own + 1, dtype=torch.bool)
@@ -102,6 +99,7 @@ def batch(parts: Sequence[Part], group: int, window: int | None, dtype: torch.dt
     for at, part in enumerate(parts):
         rows = torch.arange(part.first * group, (part.first + part.queries) * group)
         queries[at, : len(rows)] = rows
+        keys[at, : len(part.keys)] = part.keys
         inside[at, : part.queries, : len(part.depths)] = part.inside[part.held :] == 0
         depths[at, : len(part.depths)] = torch.tensor(part.depths)
     befores = torch.tensor([[part.before, part.start, part.held] for part in parts])
