@@ -40,7 +40,7 @@ from verifier_svc.verifier import VerifierParts, running
 
 METHODS = ("model", "suffix")
 PROMPTS, TOKENS = 8, 48
-NODES = 12
+NODES = 8
 """Candidates of a step, which is the gateway's default."""
 SIZES = range(1, NODES + 3)
 """Tokens of a pass that are timed alone. The last token of a step is computed in the next one."""

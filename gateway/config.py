@@ -87,7 +87,7 @@ class GatewayConfig:
     """Most sessions at a time; more are refused."""
     max_tokens_default: int = 256
     """Output tokens of a request without `max_tokens`."""
-    max_draft_tokens: int = 12
+    max_draft_tokens: int = 8
     """Most draft tokens verified in one round; a request may ask for fewer. 0: no speculation."""
     credit_tokens: int = 512
     """Output tokens that a verifier may be ahead of the client."""
