@@ -43,7 +43,7 @@ def trained(target: Path, out: Path) -> TrainRequest:
     lines = [{"prompt": f"t{number % 199} t{number * 7 % 199}"} for number in range(400)]
     prompts.write_text("".join(json.dumps(line | {"workload": str(at)}) + "\n" for at, line in enumerate(lines)))
     request = TrainRequest(
-        "eagle", str(target), str(out), data=str(prompts), steps=150, window=48, depth=DEPTH, answers=320,
+        "eagle", str(target), str(out), data=str(prompts), steps=150, rows=8, window=48, depth=DEPTH, answers=320,
         answer_tokens=40, held_out_answers=16, evaluate_steps=50,
     )  # fmt: skip
     TrainingRun(request).run(resume=False)
