@@ -164,10 +164,6 @@ class DraftingTrial:
     def _look(self) -> None:
         """Enough is measured to compare a trial with."""
         answer, rest = self._answer, self._answer.rest
-        if answer.drafting and not any(step.candidates for step in self._measured):
-            # Drafters are slow, or silent, which liveness only finds out while they are asked.
-            self._start_measuring()
-            return
         if rest is None:
             # Drafting would lose what it commits beyond the plain steps that the curve predicts.
             lost = max(0.0, 1.0 - 1.0 / self._efficiency(self._measured)) if answer.drafting else 0.0

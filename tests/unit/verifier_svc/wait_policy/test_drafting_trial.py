@@ -188,18 +188,6 @@ def test_a_curve_that_learns_in_a_trial_does_not_hide_what_it_learnt() -> None:
     assert not trial.drafting
 
 
-def test_drafters_that_send_nothing_are_not_tried() -> None:
-    """A pause would begin anew the time in which a silent one is found out."""
-    trial = DraftingTrial(plain_s)
-    for number in range(5000):
-        trial.observe(ComparedStep(4, 4, 1.5 * plain_s(4), candidates=False))
-        assert trial.drafting and not trial.trying, number
-    for number in range(5000):
-        slow = 1.5 if trial.drafting else 1.0
-        trial.observe(ComparedStep(4, 4, slow * plain_s(4), candidates=trial.drafting and number % 8 == 0))
-    assert not trial.drafting
-
-
 def test_drafting_is_not_judged_before_candidates_come() -> None:
     """A drafter that was off has to read what was committed since."""
     trial = DraftingTrial(plain_s)
