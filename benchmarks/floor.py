@@ -49,9 +49,9 @@ def weight_bytes(dtype: str, quantisation: str) -> tuple[int, int]:
     return layers + head, int(layers * kept + head * (1.0 if quantisation == "int8-dynamic" else BYTES[dtype]))
 
 
-def reading(size: int) -> Callable[[], None]:
-    """Reads so many bytes."""
-    memory = torch.ones(size // 4, dtype=torch.float32)
+def reading(size: int, device: str = "cpu") -> Callable[[], None]:
+    """Reads so many bytes of the device's memory."""
+    memory = torch.ones(size // 4, dtype=torch.float32, device=device)
 
     def read() -> None:
         memory.sum()

@@ -64,14 +64,24 @@ def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
 
 def pass_behind(engine: Engine, sequence: Sequence, context: int) -> Pass:
     """Fills the empty sequence with so many tokens; its passes are one token more and a chain of candidates."""
+    fill(engine, sequence, context)
+
+    def run(tokens: int) -> None:
+        engine.forward([chain(sequence, tokens)])
+
+    return run
+
+
+def fill(engine: Engine, sequence: Sequence, context: int) -> None:
+    """Fills the empty sequence with so many tokens."""
     start = Segment(sequence, list(range(1, context + 1)), want_logits=False)
     engine.forward([start])
     engine.keep(start, [])
 
-    def run(tokens: int) -> None:
-        engine.forward([Segment(sequence, [1], list(range(2, tokens + 1)), list(range(-1, tokens - 2)))])
 
-    return run
+def chain(sequence: Sequence, tokens: int) -> Segment:
+    """One token more and a chain of candidates, so many tokens together."""
+    return Segment(sequence, [1], list(range(2, tokens + 1)), list(range(-1, tokens - 2)))
 
 
 def plain_pass(model: Any) -> Pass:

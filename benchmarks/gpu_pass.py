@@ -16,37 +16,33 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.forward import plain_pass
+from benchmarks.floor import reading
+from benchmarks.forward import CONTEXT, DTYPES, chain, fill, plain_pass
 from benchmarks.processes import gpu, inflated
 from benchmarks.records import Row, in_a_name, write
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 
-CONTEXT = 256
 SHAPES = ((1, 1), (1, 4), (1, 8), (1, 16), (1, 64), (8, 1), (8, 8), (32, 1), (32, 4), (64, 1), (64, 4))
 """Sessions and tokens of each."""
-MOST = 64
-DTYPES = ("bfloat16", "float32")
+MOST_SESSIONS, MOST_TOKENS = (max(column) for column in zip(*SHAPES, strict=True))
 
 
 def engine_passes(engine: TorchEngine) -> Callable[[int, int], None]:
-    sequences = [begin_unshared(engine, CONTEXT + MOST) for _ in range(max(sessions for sessions, _ in SHAPES))]
+    sequences = [begin_unshared(engine, CONTEXT + MOST_TOKENS) for _ in range(MOST_SESSIONS)]
     for sequence in sequences:
-        start = Segment(sequence, list(range(1, CONTEXT + 1)), want_logits=False)
-        engine.forward([start])
-        engine.keep(start, [])
+        fill(engine, sequence, CONTEXT)
 
     def run(sessions: int, tokens: int) -> None:
-        nodes, parents = list(range(2, tokens + 1)), list(range(-1, tokens - 2))
-        engine.forward([Segment(sequence, [1], nodes, parents) for sequence in sequences[:sessions]])
+        engine.forward([chain(sequence, tokens) for sequence in sequences[:sessions]])
 
     return run
 
@@ -66,14 +62,15 @@ def measure(folder: Path, dtype: str, repeats: int) -> list[Row]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     library = plain_pass(model.eval().to("cuda"))
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    run = engine_passes(TorchEngine(load_checkpoint(str(folder), dtype, "cuda:0"), 64 * (CONTEXT + 2 * MOST)))
-    memory = torch.ones(size // 4, device="cuda")
-    floor = statistics.median(timed(lambda: memory.sum())[0] for _ in range(repeats))  # type: ignore[arg-type]
+    checkpoint = load_checkpoint(str(folder), dtype, "cuda:0")
+    run = engine_passes(TorchEngine(checkpoint, MOST_SESSIONS * (CONTEXT + 2 * MOST_TOKENS)))
+    read = reading(size, "cuda")
+    floor = statistics.median(timed(read)[0] for _ in range(repeats))
     ways: dict[tuple[int, int, bool], Callable[[], None]] = {}
     for sessions, tokens in SHAPES:
-        ways[sessions, tokens, True] = lambda sessions=sessions, tokens=tokens: run(sessions, tokens)  # type: ignore[misc]
+        ways[sessions, tokens, True] = partial(run, sessions, tokens)
         if sessions == 1:
-            ways[sessions, tokens, False] = lambda tokens=tokens: library(tokens)  # type: ignore[misc]
+            ways[sessions, tokens, False] = partial(library, tokens)
     taken: dict[tuple[int, int, bool], list[tuple[float, float]]] = {way: [] for way in ways}
     order = random.Random(0)
     for repeat in range(-3, repeats):

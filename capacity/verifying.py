@@ -19,7 +19,7 @@ from slipstream.speculation.selection import ROOT
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
-from verifier_svc.wait_policy.drafting_trial import ComparedStep
+from verifier_svc.wait_policy.drafting_trial import compared_step
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 
@@ -346,10 +346,8 @@ class SimulatedVerifier:
             changed = self._wait_policy.observe_prefill_step()
         else:
             drafted = sum(session.drafter is not None for session in step.decoding)
-            compared = ComparedStep(step.sessions, tokens, seconds, any(step.chosen))
-            changed = self._wait_policy.observe_step(
-                step, step.size, seconds, compared if 2 * drafted >= step.sessions else None
-            )
+            compared = compared_step(step.sessions, drafted, tokens, seconds, candidates=any(step.chosen))
+            changed = self._wait_policy.observe_step(step, step.size, seconds, compared)
         if changed:
             for session in self._sessions:
                 if session.drafter is not None:

@@ -87,7 +87,7 @@ def _started(request: TrainRequest, target: Target) -> Any:
 
 
 def _windowed(config: Any, window: int) -> MistralConfig:
-    """The same model, which sees the last `window` tokens."""
+    """Returns the configuration of the same model with a sliding window of `window` tokens."""
     if config.model_type not in ("llama", "mistral") or getattr(config, "attention_bias", False):
         raise InvalidArgument(
             f"sliding_window is for a Llama or a Mistral without biases, not for {config.model_type}."

@@ -18,8 +18,7 @@ import httpx
 
 from benchmarks.load_generator import run_load
 from benchmarks.peers import environments
-from benchmarks.processes import gpu
-from slipstream.cli.serve import DEFAULT_DRAFTERS, Fleet, place, vllm_python
+from slipstream.cli.serve import DEFAULT_DRAFTERS, EMBEDDED, Fleet, computes_on_own_cores, place, vllm_python
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
 from slipstream.proposers.registry import METHODS
@@ -185,7 +184,7 @@ async def slipstream(methods: Sequence[str], stack: AsyncExitStack, setting: Set
     """As `slipstream serve` places these drafters on these cores, asked over gRPC through its gateway; without any,
     plain decoding in the presence of the default ones."""
     drafting = methods or DEFAULT_DRAFTERS
-    placed = place(available_cores(), drafting, None, setting.threads, own_cores=not gpu())
+    placed = place(available_cores(), drafting, None, setting.threads, own_cores=computes_on_own_cores(EMBEDDED))
     draft = str(environments.checkpoint("draft"))
     fleet = Fleet(
         str(environments.checkpoint(setting.target)),

@@ -468,10 +468,15 @@ def place(
     return Placement(placed, threads or max(1, cores - apart))
 
 
+def computes_on_own_cores(engine: str) -> bool:
+    """True unless a GPU or vLLM's workers compute the target."""
+    return engine == EMBEDDED and not any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def _placed(methods: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
     """Says what it chose."""
-    cores, own_cores = available_cores(), engine == EMBEDDED and not any(Path("/dev").glob("nvidia[0-9]*"))
-    placement = place(cores, methods, draft_in_verifier, threads, own_cores)
+    cores = available_cores()
+    placement = place(cores, methods, draft_in_verifier, threads, computes_on_own_cores(engine))
     if draft_in_verifier is None or not threads:
         apart = [kind for kind in methods if kind not in placement.in_verifier]
         inside = f"drafters in the verifier {', '.join(placement.in_verifier) or 'none'}"

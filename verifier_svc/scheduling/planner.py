@@ -24,7 +24,7 @@ from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.session import CandidateChoice, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
-from verifier_svc.wait_policy.drafting_trial import ComparedStep
+from verifier_svc.wait_policy.drafting_trial import ComparedStep, compared_step
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
 PROMPT_PLACES = 4
@@ -258,15 +258,14 @@ class Planner:
         return seconds(timing.tokens, timing.sessions) - seconds(timing.tokens - rejected, timing.sessions)
 
     def _compared(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
-        """The step as trials of drafting see it; None where most of its sessions have none."""
+        """The step as trials of drafting see it; None where it shows nothing of drafting."""
         if self._limits.always_speculate:
             return None
         sessions = [scheduled.session for scheduled in plan.step]
         drafted = sum(session.max_draft_tokens > 0 and self._sources.has_source(session) for session in sessions)
-        if 2 * drafted < len(sessions):
-            return None
         tokens = sum(len(it.path) + 1 for it in outcomes if isinstance(it, AcceptanceResult))
-        return ComparedStep(timing.sessions, tokens, timing.elapsed, timing.tokens > timing.sessions)
+        candidates = timing.tokens > timing.sessions
+        return compared_step(timing.sessions, drafted, tokens, timing.elapsed, candidates=candidates)
 
     def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:
         """Learns from what became of the sequence's candidates."""

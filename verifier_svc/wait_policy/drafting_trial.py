@@ -49,7 +49,7 @@ DEVIATION = 0.15
 MOST_RATIO = 0.7
 """Bound of a trial's logarithm: a factor of two is an accident or clear enough."""
 SHARE = 0.005
-"""Of all time, what trials may lose."""
+"""Share of all time that trials may lose."""
 REST = 1024.0
 """Least rest after an answer, in plain steps' time: where trials lose nothing, their switches may."""
 WEIGHT = 0.1
@@ -67,11 +67,19 @@ class ComparedStep(NamedTuple):
     seconds: float
     """From the end of the step before to its own, waits included."""
     candidates: bool
-    """Whether it verified any."""
+    """True if the step verified candidates."""
+
+
+def compared_step(
+    sessions: int, speculating: int, tokens: int, seconds: float, *, candidates: bool
+) -> ComparedStep | None:
+    """The step as trials see it; None where fewer than half of its sessions are speculated for: it shows nothing of
+    drafting."""
+    return ComparedStep(sessions, tokens, seconds, candidates) if 2 * speculating >= sessions else None
 
 
 @dataclass(slots=True)
-class Answer:
+class LoadVerdict:
     """What is done at one load, and the trials since that was decided."""
 
     drafting: bool
@@ -82,7 +90,7 @@ class Answer:
     lost: float = 0.0
     """Plain steps' time that the trials since the last answer cost."""
     results: list[float] = field(default_factory=list)
-    """Of these trials, the logarithm of efficiency in the trial over that before it."""
+    """Logarithms of these trials: the efficiency in each over that before it."""
 
 
 class DraftingTrial:
@@ -92,8 +100,8 @@ class DraftingTrial:
         self._load: int | None = None
         """Binary logarithm of the sessions that the present answer is for."""
         self._sessions = 0.0
-        self._answer = Answer(drafting=True)
-        self._answers: dict[int, Answer] = {}
+        self._answer = LoadVerdict(drafting=True)
+        self._answers: dict[int, LoadVerdict] = {}
         """By load."""
         self.trying = False
         """Whether a trial is under way."""
@@ -155,7 +163,7 @@ class DraftingTrial:
             self.give_up()
             self._load = round(exact)
             # A load that was never there begins with what was done last.
-            self._answer = self._answers.setdefault(self._load, Answer(self._answer.drafting))
+            self._answer = self._answers.setdefault(self._load, LoadVerdict(self._answer.drafting))
 
     def _start_measuring(self) -> None:
         self._measured.clear()

@@ -16,7 +16,7 @@ from slipstream.engine.attention.reads import HIDDEN, gather
 from slipstream.engine.devices import upload
 
 MOST_TOKENS = 64
-"""Of a segment that shares a call: a prompt's are enough work for a call of its own."""
+"""Most queries of a segment that shares a call: a prompt has enough for a call of its own."""
 SHORT = 256
 """Keys below which it does not matter how many are padded."""
 ALIGNED = 16
@@ -24,7 +24,7 @@ ALIGNED = 16
 
 
 def calls_are_dear(device: torch.device) -> bool:
-    """Whether it takes longer to begin a small segment's attention than to compute it."""
+    """True where a small segment's attention takes longer to begin than to compute."""
     return device.type != "cpu"
 
 
@@ -54,7 +54,7 @@ class Part(NamedTuple):
         return len(self.keys) - len(self.depths)
 
 
-class Batch(NamedTuple):
+class SegmentBatch(NamedTuple):
     """Segments that share a call."""
 
     size: int
@@ -87,7 +87,9 @@ def alike(parts: Sequence[Part]) -> list[list[int]]:
     return list(groups.values())
 
 
-def batch(parts: Sequence[Part], group: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Batch:
+def batch(
+    parts: Sequence[Part], group: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> SegmentBatch:
     """`group`: query heads of one KV head, which are neighbouring query rows; `window`: positions that a query sees."""
     count, own = max(part.queries for part in parts), max(len(part.depths) for part in parts)
     length = -(-max(len(part.keys) for part in parts) // ALIGNED) * ALIGNED
@@ -107,7 +109,7 @@ def batch(parts: Sequence[Part], group: int, window: int | None, dtype: torch.dt
     seen = _visible(there[0], there[1], there[2], length, window)
     mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, HIDDEN)
     mask = mask.repeat_interleave(group, dim=1).unsqueeze(1)
-    return Batch(len(parts), upload(queries.view(-1), device), upload(keys.view(-1), device), mask)
+    return SegmentBatch(len(parts), upload(queries.view(-1), device), upload(keys.view(-1), device), mask)
 
 
 def _visible(

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from slipstream.engine.attention.batch_invariant import BLOCK, LEAST_KEYS, ROWS, Rows, attend, least_rows, segment_rows
-from slipstream.engine.attention.batched import Batch, Part, alike, batch, calls_are_dear, order_of
+from slipstream.engine.attention.batched import Part, SegmentBatch, alike, batch, calls_are_dear, order_of
 from slipstream.engine.attention.packed import Attending, States, explicit_attention
 from slipstream.engine.attention.reads import HIDDEN, Read, gather, inside_mask, segment_mask, visible
 from slipstream.engine.devices import upload
@@ -70,7 +70,7 @@ class AttentionPlan:
         self._rows: dict[torch.device, torch.Tensor] = {}
         self._reads: dict[_Kind, list[Read]] = {}
         self._parts: dict[_Kind, _PassRows] = {}
-        self._batches: dict[_Kind, tuple[list[Batch], torch.Tensor | None]] = {}
+        self._batches: dict[_Kind, tuple[list[SegmentBatch], torch.Tensor | None]] = {}
         self._inside: dict[int, torch.Tensor] = {}
         rows: list[int] = []
         tokens: list[int] = []
@@ -194,7 +194,7 @@ class AttentionPlan:
             found = self._reads[kind] = [self._read(at, kind) for at in range(len(self._segments))]
         return found
 
-    def _batches_for(self, kind: _Kind) -> tuple[list[Batch], torch.Tensor | None]:
+    def _batches_for(self, kind: _Kind) -> tuple[list[SegmentBatch], torch.Tensor | None]:
         """The segments in as few calls as they take, and the order of the results."""
         found = self._batches.get(kind)
         if found is None:

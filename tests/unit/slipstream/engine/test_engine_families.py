@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slipstream.engine.attention import plan as plan_module
-from slipstream.engine.attention.batched import Batch, Part, batch
+from slipstream.engine.attention.batched import Part, SegmentBatch, batch
 from slipstream.engine.kvcache.store import KVStore
 from tests.checkpoints import FAMILIES, WINDOW
 from tests.packed import (
@@ -97,13 +97,13 @@ def test_a_mixed_step_without_kernels_equals_plain_forward_passes(family: str, p
 def batches(no_kernel: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the calls that segments share, as on a GPU."""
     sizes: list[int] = []
-    real = Batch.attend
+    real = SegmentBatch.attend
 
-    def attend(self: Batch, *arguments: Any) -> torch.Tensor:
+    def attend(self: SegmentBatch, *arguments: Any) -> torch.Tensor:
         sizes.append(self.size)
         return real(self, *arguments)
 
-    monkeypatch.setattr(Batch, "attend", attend)
+    monkeypatch.setattr(SegmentBatch, "attend", attend)
     monkeypatch.setattr(plan_module, "calls_are_dear", lambda device: True)
     return sizes
 
