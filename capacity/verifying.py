@@ -272,19 +272,18 @@ class SimulatedVerifier:
         gains = {
             session: self._expected_gain(session, nodes, paths)
             for session, nodes, paths in zip(step.decoding, step.chosen, step.paths, strict=True)
-            if session.drafter is not None and self._settings.limit(session)
+            if session.drafter is not None and self._settings.limit(session) and self._wanted
         }
-        return self._wait_policy.pause(step, gains, self._awaited, waited)
+        awaited = {session: self._attachments.awaited(session) for session in gains}
+        return self._wait_policy.pause(step, gains, awaited, waited)
 
     def _expected_gain(
         self, session: SimulatedSession, nodes: list[SimulatedGuess], paths: list[float]
     ) -> ExpectedGain:
         places = {id(node): place for place, node in enumerate(nodes)}
         parents = [places.get(id(node.parent), ROOT) for node in nodes]
-        return self._wait_policy.expected_gain(session.version, paths, parents, self._settings.limit(session))
-
-    def _awaited(self, session: SimulatedSession) -> tuple[DelayDistribution, float] | None:
-        return self._attachments.awaited(session) if self._wanted else None
+        own, limit = [True] * len(nodes), self._settings.limit(session)
+        return self._wait_policy.expected_gain(session.version, paths, parents, own, limit)
 
     @property
     def _wanted(self) -> bool:

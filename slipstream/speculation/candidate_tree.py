@@ -77,9 +77,10 @@ class CandidateTree:
     def empty(self) -> bool:
         return not self._root.children
 
-    def holds(self, count: int) -> bool:
-        """Whether there are at least `count` live candidates; cheaper than counting them all."""
-        return count <= 0 or next(islice(self._root.descendants(), count - 1, None), None) is not None
+    def holds(self, count: int, source: int) -> bool:
+        """Whether there are at least `count` live candidates of this drafter; cheaper than counting them all."""
+        own = (node for node in self._root.descendants() if source in node.sources)
+        return count <= 0 or next(islice(own, count - 1, None), None) is not None
 
     @property
     def depth(self) -> int:
@@ -115,7 +116,7 @@ class CandidateTree:
         for index, token in enumerate(frame.token_ids):
             fate = self._graft_node(frame, index, token, source)
             fates[fate] = fates.get(fate, 0) + 1
-        return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates)
+        return Grafted(fates.pop("added", 0), fates.pop("merged", 0), fates.pop("committed", 0), fates)
 
     def recheck(self) -> int:
         """Asks `admits` again about the nodes for which it had no answer. Returns how many candidates are forbidden:
@@ -190,7 +191,7 @@ class CandidateTree:
         return self._trail[-1]
 
     def _graft_node(self, frame: Frame, index: int, token: int, source: _Source) -> str:
-        """Places one node. Returns `added`, `merged`, or the reason for which it was dropped."""
+        """Places one node. Returns `added`, `merged`, `committed`, or the reason for which it was dropped."""
         number = frame.first_node + index
         if number in source.names:
             return "duplicate"
@@ -204,7 +205,7 @@ class CandidateTree:
             node = self._committed(parent.length + 1)
             if node is None or node.token != token:
                 return "diverged"
-            fate = "merged"
+            fate = "committed"
         else:
             node, fate = self._child(parent, token, frame, index)
             if node is None:

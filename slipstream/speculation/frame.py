@@ -66,11 +66,13 @@ class Frame(NamedTuple):
 
 
 class Grafted(NamedTuple):
-    """Result of grafting a frame; added + merged + sum(dropped) is its number of nodes."""
+    """Result of grafting a frame; added + merged + committed + sum(dropped) is its number of nodes."""
 
     added: int = 0
     merged: int = 0
-    """Nodes that were there already: another drafter's, or on the committed path."""
+    """Candidates that were there already, of another drafter mostly: two that agree are right more often than one."""
+    committed: int = 0
+    """Nodes on the committed path."""
     dropped: Mapping[str, int] = MappingProxyType({})
     """Nodes by reason: stale, duplicate, orphan, diverged, deep, full, forbidden."""
 

@@ -24,6 +24,7 @@ from verifier_svc.observer import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
 from verifier_svc.session import CandidateChoice, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.drafting_trial import ComparedStep, compared_step
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
 
@@ -217,14 +218,22 @@ class Planner:
                 for each in some
             )
             return max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0
-        gains = {each.session: self._expected_gain(each, plan) for each in plan.step if self._draft_limit(each.session)}
-        return self._wait_policy.pause(plan, gains, lambda session: self._sources.awaited(session, now), waited_s)
+        gains: dict[Session, ExpectedGain] = {}
+        awaited: dict[Session, tuple[DelayDistribution, float]] = {}
+        for each in plan.step:
+            session = each.session
+            if self._draft_limit(session) and (attachment := self._sources.awaited(session, now)) is not None:
+                gains[session] = self._expected_gain(each, plan, attachment.number)
+                awaited[session] = attachment.delays, now - attachment.since
+        return self._wait_policy.pause(plan, gains, awaited, waited_s)
 
-    def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan) -> ExpectedGain:
+    def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan, source: int) -> ExpectedGain:
+        """What waiting for candidates of this source would bring the sequence."""
         session, chosen = scheduled.session, scheduled.selection
         paths = plan.paths.get(session) or self._paths(session, chosen)
+        own = [source in sources for sources in chosen.sources]
         limit = self._draft_limit(session)
-        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, limit, session.tenant)
+        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, own, limit, session.tenant)
 
     # Learning and measuring.
 

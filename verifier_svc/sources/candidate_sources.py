@@ -18,8 +18,7 @@ from verifier_svc.observer import StepObserver
 from verifier_svc.session import Session
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.shadow import ShadowDrafters
-from verifier_svc.sources.source import CandidateSource, SourceContext, report
-from verifier_svc.wait_policy.arrival_times import DelayDistribution
+from verifier_svc.sources.source import Attachment, CandidateSource, SourceContext, report
 
 MAX_DRAFTERS = 64
 """Links one verifier keeps, whatever gateways ask for."""
@@ -157,17 +156,17 @@ class CandidateSources:
         """Whether any source that is up proposes for the session."""
         return any(source.up for source in self._of_session.get(session, ()))
 
-    def awaited(self, session: Session, now: float) -> tuple[DelayDistribution, float] | None:
-        """How long the session's next candidates take, and for how many seconds they have been awaited; None when
-        none are expected. Of several sources the one that is likeliest to send some soon.
+    def awaited(self, session: Session, now: float) -> Attachment | None:
+        """The attachment whose candidates are awaited next, and whose `delays` tell how long they take after its
+        `since`; None when none are expected. Of several sources the one that is likeliest to send some soon.
         """
         awaited = [
-            (attachment.delays, now - attachment.since)
+            attachment
             for source in self._of_session.get(session, ())
             if (attachment := source.awaited(session)) is not None
         ]
         if len(awaited) > 1:
-            awaited.sort(key=lambda each: -sum(chance for _, chance in each[0].expected(each[1], SOON_S)))
+            awaited.sort(key=lambda each: -sum(chance for _, chance in each.delays.expected(now - each.since, SOON_S)))
         return awaited[0] if awaited else None
 
     def proposing(self, session: Session) -> bool:

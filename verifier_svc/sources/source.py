@@ -102,11 +102,12 @@ class SourceContext:
         return self.threshold < PAUSE
 
     def graft(self, session: Session, frame: Frame) -> int:
-        """Adds a checked frame to the session's tree; returns how many of its nodes are new there."""
+        """Adds a checked frame to the session's tree; returns how many candidates it brought, new ones or agreement
+        with another source's."""
         grafted = session.tree.graft(frame)
         if grafted.dropped and session.served:
             self.dropped.update(grafted.dropped)
-        return grafted.added
+        return grafted.added + grafted.merged
 
 
 @dataclass(slots=True, eq=False)
@@ -134,11 +135,11 @@ class Attachment:
         `awaited`: candidates were expected until now."""
         if awaited:
             self.delays.missed(now - self.since)
-        self.fresh = self.fresh or self.session.tree.empty
+        self.fresh = self.fresh or not self.session.tree.holds(1, self.number)
         self._await_next(now)
 
     def candidates_came(self, now: float) -> None:
-        """New candidates joined the session's tree."""
+        """Candidates of the source joined the session's tree."""
         self.delays.came(now - self.since)
         self.fresh = False
         self._await_next(now)
@@ -148,7 +149,7 @@ class Attachment:
         if self.fresh:
             self.delays = self.arrival_times.first
         else:
-            enough = self.session.tree.holds(self.session.max_draft_tokens)
+            enough = self.session.tree.holds(self.session.max_draft_tokens, self.number)
             self.delays = self.arrival_times.enough if enough else self.arrival_times.few
 
     def report_working(self) -> None:

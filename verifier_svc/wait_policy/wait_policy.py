@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from slipstream.speculation.selection import ROOT
 from slipstream.tenants import PerTenant
 from verifier_svc.wait_policy.arrival_times import DelayDistribution, delay_bin
 from verifier_svc.wait_policy.draft_threshold import PAUSE, DraftThreshold
@@ -138,11 +139,12 @@ class WaitPolicy(Generic[Key]):
         self,
         step: PlannedStep,
         expected: Mapping[Key, ExpectedGain],
-        awaited: Callable[[Key], tuple[DelayDistribution, float] | None],
+        awaited: Mapping[Key, tuple[DelayDistribution, float]],
         waited_s: float,
     ) -> float:
-        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting. `awaited`:
-        how long a session's candidates take and for how long they have been awaited; None: none are to come."""
+        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting. `expected`:
+        of the sessions for which candidates are on their way; `awaited`: how long those of each take, and for how many
+        seconds they have been awaited."""
         self._gain_ratio.observe(expected)
         ratio = self._gain_ratio.value
         gains = {key: gain for key, each in expected.items() if (gain := each.gain * ratio - each.cost) > 0.0}
@@ -153,14 +155,28 @@ class WaitPolicy(Generic[Key]):
         return pause
 
     def expected_gain(
-        self, version: int, paths: Sequence[float], parents: Sequence[int], limit: int, tenant: str = ""
+        self,
+        version: int,
+        paths: Sequence[float],
+        parents: Sequence[int],
+        own: Sequence[bool],
+        limit: int,
+        tenant: str = "",
     ) -> ExpectedGain:
-        """What one more candidate below the likeliest leaf is worth to a session of the tenant. `paths`: path
-        probabilities of its best candidates, of which the step takes the first; `parents`: those candidates' parents,
-        by index; `limit`: most that a step takes; `version`: of its tree."""
-        inner, count = set(parents), len(parents)
-        leaves = [path for node, path in enumerate(paths[:count]) if node not in inner]
-        gain, cost = max(leaves, default=1.0) * (self._acceptance[tenant].value or 0.0), self.candidate_price
+        """What one more candidate of the awaited source is worth to a session of the tenant. It is expected below the
+        likeliest leaf of the source's own candidates, the root if it sent none, and gains where the text gets there and
+        leaves all other sources' candidates there. `paths`: path probabilities of the session's best candidates, of
+        which the step takes the first; of these, `parents`: their parents, by index, and `own`: whether the source sent
+        them; `limit`: most that a step takes; `version`: of its tree."""
+        count, cost = len(parents), self.candidate_price
+        left = [*paths[:count], 1.0]  # by node, the root last, where ROOT finds it: text that ends there
+        inner = set[int]()
+        for parent, path, sent in zip(parents, paths, own, strict=False):
+            left[parent] -= path
+            if sent:
+                inner.add(parent)
+        leaves = [left[node] for node, sent in enumerate(own) if sent and node not in inner]
+        gain = max(0.0, max(leaves, default=left[ROOT])) * (self._acceptance[tenant].value or 0.0)
         if count >= limit or len(paths) > count:
             cost = max(cost, paths[min(count, len(paths) - 1)])
         return ExpectedGain(version, sum(paths[:count]), gain, cost)
@@ -206,15 +222,14 @@ class GainRatio(Generic[Key]):
 
 
 def _grouped(
-    gains: Mapping[Key, float], awaited: Callable[[Key], tuple[DelayDistribution, float] | None], most_s: float
+    gains: Mapping[Key, float], awaited: Mapping[Key, tuple[DelayDistribution, float]], most_s: float
 ) -> list[Awaited]:
     """Groups the sessions that have awaited answers of one distribution for equally long: most sessions of a step have,
     because their commits are sent to the drafter at once."""
     groups: dict[tuple[DelayDistribution, int], tuple[float, list[float]]] = {}
     for key, gain in gains.items():
-        if each := awaited(key):
-            delays, passed = each
-            groups.setdefault((delays, delay_bin(passed)), (passed, []))[1].append(gain)
+        delays, passed = awaited[key]
+        groups.setdefault((delays, delay_bin(passed)), (passed, []))[1].append(gain)
     return [
         Awaited(sum(some), delays.expected(passed, most_s), len(some)) for (delays, _), (passed, some) in groups.items()
     ]

@@ -126,7 +126,7 @@ def test_frames_on_an_older_prefix_are_looked_at_where_they_stand_now() -> None:
     session.commit(text[:1])
     chain = Frame(len(PROMPT), 0, 1, tuple(text), (-0.1,) * len(text))
     grafted = session.graft(chain)
-    assert (grafted.merged, grafted.added, session.forbidden) == (1, len(text) - 1, 0)
+    assert (grafted.committed, grafted.added, session.forbidden) == (1, len(text) - 1, 0)
     wrong = Frame(len(PROMPT), 0, len(text) + 1, tuple(text), (-0.1,) * len(text))  # behind "!" nothing follows
     dropped = session.graft(wrong).dropped
     assert session.forbidden + sum(dropped.values()) == len(text)

@@ -55,7 +55,7 @@ def test_a_frame_on_an_older_prefix_catches_up_with_the_commits() -> None:
     tree = CandidateTree(PROMPT)
     tree.commit([1, 2])
     grafted = tree.graft(chain(3, 1, 2, 3))
-    assert (grafted.added, grafted.merged) == (1, 2)
+    assert (grafted.added, grafted.committed) == (1, 2)
     assert paths(tree) == {(3,)}
 
 
@@ -212,11 +212,13 @@ def test_a_selection_tells_who_sent_each_node() -> None:
 
 def test_a_tree_says_how_many_candidates_it_holds_at_least() -> None:
     tree = CandidateTree(PROMPT)
-    assert tree.holds(0) and tree.holds(-1) and not tree.holds(1)
+    assert tree.holds(0, 0) and tree.holds(-1, 0) and not tree.holds(1, 0)
     tree.graft(Frame(3, 0, 1, (1, 2, 3), (-1.0, -1.0, -1.0), (0, 0, 1)))
-    assert tree.holds(1) and tree.holds(3) and not tree.holds(4)
+    assert tree.holds(1, 0) and tree.holds(3, 0) and not tree.holds(4, 0)
     tree.commit([1])
-    assert tree.holds(1) and not tree.holds(2)
+    assert tree.holds(1, 0) and not tree.holds(2, 0)
+    tree.graft(chain(tree.base_length, 8, 9, source=1))
+    assert tree.holds(2, 1) and not tree.holds(2, 0), "each drafter's own"
 
 
 def test_a_source_is_followed_while_the_text_stays_in_its_tree() -> None:
@@ -298,7 +300,7 @@ def test_so_many_committed_tokens_are_remembered_and_no_more() -> None:
     tree = CandidateTree(PROMPT, TreeLimits(window=3))
     tree.commit([1, 2, 3])
     grafted = tree.graft(chain(3, 1, 2, 3, 4))
-    assert (grafted.merged, grafted.added) == (3, 1)
+    assert (grafted.committed, grafted.added) == (3, 1)
     assert tree.graft(chain(2, 7, 1, source=1)).dropped == {"orphan": 2}
 
 
@@ -309,7 +311,7 @@ def test_frames_at_the_limits_pass_the_check() -> None:
 
 def test_every_committed_token_can_be_stood_on_from_the_very_first() -> None:
     grafted = CandidateTree(PROMPT).graft(chain(0, *PROMPT, 1))
-    assert (grafted.merged, grafted.added) == (3, 1)
+    assert (grafted.committed, grafted.added) == (3, 1)
 
 
 def test_frames_of_one_generation_add_up_on_an_empty_prefix_too() -> None:

@@ -68,7 +68,7 @@ class Naive:
             return "full"
         path = (*parent, frame.token_ids[index])
         fate = self.fate(path)
-        if fate in ("added", "merged"):
+        if fate in ("added", "merged", "committed"):
             named.names[number] = path
         if fate == "added" or path in self.scores:
             self.scores[path] = max(self.scores.get(path, -math.inf), frame.log_probs[index])
@@ -76,7 +76,7 @@ class Naive:
 
     def fate(self, path: Path) -> str:
         if len(path) <= len(self.committed):
-            return "merged" if self.committed[: len(path)] == path else "diverged"
+            return "committed" if self.committed[: len(path)] == path else "diverged"
         if path in self.scores:
             return "merged"
         if len(path) - len(self.committed) > self.limits.depth:
@@ -128,7 +128,8 @@ class TreeAgainstModel(RuleBasedStateMachine):
                 self.tree.graft(frame)
             return
         grafted = self.tree.graft(frame)
-        assert Counter(added=grafted.added, merged=grafted.merged) + Counter(grafted.dropped) == expected
+        fates = Counter(added=grafted.added, merged=grafted.merged, committed=grafted.committed)
+        assert fates + Counter(grafted.dropped) == expected
 
     @rule(data=st.data(), source=st.integers(0, 1), ahead=st.integers(-2, 1), keep=st.integers(0, 4))
     def frame(self, data: st.DataObject, source: int, ahead: int, keep: int) -> None:

@@ -58,7 +58,7 @@ def planned(planner: Planner, tenant: str, length: int = 3) -> tuple[int, float,
     """Candidates in a step of the tenant's own, what they are expected to bring, and what one more would."""
     plan: StepPlan = planner.plan([session(tenant, length)])
     (scheduled,) = plan.step
-    gain = planner._expected_gain(scheduled, plan)
+    gain = planner._expected_gain(scheduled, plan, SOURCE)
     return len(scheduled.selection), gain.worth, gain.gain
 
 
