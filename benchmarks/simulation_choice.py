@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from benchmarks.simulation_texts import Key, Text
 from benchmarks.simulation_trees import Grown
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import TreeLimits
-from slipstream.speculation.selection import ROOT, Selection
+from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.coupled import coupled
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.calibration import Calibration
@@ -117,34 +116,10 @@ def calibrated(forest: Forest, drafters: Sequence[str], texts: Sequence[Text], m
     def choose(text: Text, position: int) -> Selection:
         tree = forest.tree(text, position, drafters, claimed)
         whole = tree.select_likeliest(4 * MOST)
-        return best(whole, halves[1 - text.prompt % 2].path_probabilities(names(whole), "", whole), MOST)
+        paths = halves[1 - text.prompt % 2].path_probabilities(names(whole), "", whole)
+        return whole.likeliest(paths, MOST)[0]
 
     return choose
-
-
-def best(whole: Selection, paths: Sequence[float], size: int) -> Selection:
-    """The `size` nodes of highest path probability by these numbers, best first."""
-    below: dict[int, list[int]] = {}
-    for node, parent in enumerate(whole.parents):
-        below.setdefault(parent, []).append(node)
-    order: dict[int, int] = {ROOT: ROOT}
-    frontier = [(-paths[node], node) for node in below.get(ROOT, [])]
-    heapq.heapify(frontier)
-    while frontier and len(order) <= size:
-        node = heapq.heappop(frontier)[1]
-        order[node] = len(order) - 1
-        for child in below.get(node, []):
-            heapq.heappush(frontier, (-paths[child], child))
-    nodes = [node for node in order if node != ROOT]
-    return Selection(
-        tuple(whole.token_ids[node] for node in nodes),
-        tuple(order[whole.parents[node]] for node in nodes),
-        tuple(whole.depths[node] for node in nodes),
-        tuple(whole.log_probs[node] for node in nodes),
-        tuple(math.log(max(paths[node], 1e-9)) for node in nodes),
-        tuple(whole.distributions[node] for node in nodes),
-        tuple(whole.sources[node] for node in nodes),
-    )
 
 
 def accepted(text: Text, position: int, chosen: Selection) -> tuple[int, ...]:

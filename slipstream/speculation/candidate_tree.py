@@ -77,6 +77,11 @@ class CandidateTree:
     def empty(self) -> bool:
         return not self._root.children
 
+    @property
+    def merged(self) -> bool:
+        """Whether candidates of several drafters may be in the tree."""
+        return len(self._sources) > 1
+
     def holds(self, count: int, source: int) -> bool:
         """Whether there are at least `count` live candidates of this drafter; cheaper than counting them all."""
         own = (node for node in self._root.descendants() if source in node.sources)

@@ -7,6 +7,7 @@ cuts them to the first few. The engine computes these in one pass, and the accep
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +30,7 @@ class Selection:
     log_probs: tuple[float, ...] = ()
     """Drafter's log-probability of each node given its parent."""
     path_log_probs: tuple[float, ...] = ()
-    """Sum of log_probs from the root; never rises along a best-first selection."""
+    """Sum of log_probs from the root; never rises along what `select_likeliest` returns."""
     distributions: tuple[DraftDistribution | None, ...] = ()
     sources: tuple[tuple[int, ...], ...] = ()
     """For each node, the drafters that sent it, by `Frame.source`."""
@@ -69,6 +70,33 @@ class Selection:
             self.distributions[:size],
             self.sources[:size],
         )
+
+    def likeliest(self, paths: Sequence[float], size: int) -> tuple[Selection, list[float]]:
+        """The `size` nodes of highest path probability by these numbers, one for each node, and their numbers; best
+        first, ties to the earlier node. No node's number is above its parent's."""
+        below: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            below.setdefault(parent, []).append(node)
+        picked: list[int] = []
+        places = {ROOT: ROOT}
+        frontier = [(-paths[node], node) for node in below.get(ROOT, ())]
+        heapq.heapify(frontier)
+        while frontier and len(picked) < size:
+            node = heapq.heappop(frontier)[1]
+            places[node] = len(picked)
+            picked.append(node)
+            for child in below.get(node, ()):
+                heapq.heappush(frontier, (-paths[child], child))
+        chosen = Selection(
+            tuple([self.token_ids[node] for node in picked]),
+            tuple([places[self.parents[node]] for node in picked]),
+            tuple([self.depths[node] for node in picked]),
+            tuple([self.log_probs[node] for node in picked]),
+            tuple([self.path_log_probs[node] for node in picked]),
+            tuple([self.distributions[node] for node in picked]),
+            tuple([self.sources[node] for node in picked]),
+        )
+        return chosen, [paths[node] for node in picked]
 
     @cached_property
     def _children(self) -> dict[tuple[int, int], int]:

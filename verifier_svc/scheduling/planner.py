@@ -32,6 +32,8 @@ PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 LONG_CONTEXTS = (2048, 8192, 32768)
 """Tokens from which on acceptance is measured apart: draft heads are trained on shorter texts."""
+CLAIMED = 3
+"""Candidates of several drafters that are calibrated for each that a step may take: the likeliest by their claims."""
 NO_CANDIDATES = Selection()
 ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
@@ -186,9 +188,17 @@ class Planner:
             return NO_CHOICE
         known, version = session.choice, session.tree.version
         if known is None or known.version != version or known.limit != limit:
-            selection = self._select(session, limit)
-            known = session.choice = CandidateChoice(version, limit, selection, self._paths(session, selection))
+            known = session.choice = CandidateChoice(version, limit, *self._likeliest(session, limit))
         return known
+
+    def _likeliest(self, session: Session, limit: int) -> tuple[Selection, list[float]]:
+        """A coupled session's best candidates and their calibrated path probabilities. One drafter's claims put its own
+        candidates in about the right order; those of several drafters cannot be compared before they are calibrated."""
+        if not (session.tree.merged and self._limits.executor.verifies_trees):
+            selection = self._select(session, limit)
+            return selection, self._paths(session, selection)
+        claimed = self._select(session, CLAIMED * limit)
+        return claimed.likeliest(self._paths(session, claimed), limit)
 
     def _select(self, session: Session, limit: int) -> Selection:
         """Candidates of a form that the executor can verify: the likeliest ones, or under the ratio rule the first ones

@@ -165,18 +165,15 @@ class WaitPolicy(Generic[Key]):
     ) -> ExpectedGain:
         """What one more candidate of the awaited source is worth to a session of the tenant. It is expected below the
         likeliest leaf of the source's own candidates, the root if it sent none, and gains where the text gets there and
-        leaves all other sources' candidates there. `paths`: path probabilities of the session's best candidates, of
-        which the step takes the first; of these, `parents`: their parents, by index, and `own`: whether the source sent
-        them; `limit`: most that a step takes; `version`: of its tree."""
+        by no candidate any further. `paths`: path probabilities of the session's best candidates, of which the step
+        takes the first; of these, `parents`: their parents, by index, and `own`: whether the source sent them; `limit`:
+        most that a step takes; `version`: of its tree."""
         count, cost = len(parents), self.candidate_price
-        left = [*paths[:count], 1.0]  # by node, the root last, where ROOT finds it: text that ends there
-        inner = set[int]()
-        for parent, path, sent in zip(parents, paths, own, strict=False):
-            left[parent] -= path
-            if sent:
-                inner.add(parent)
-        leaves = [left[node] for node, sent in enumerate(own) if sent and node not in inner]
-        gain = max(0.0, max(leaves, default=left[ROOT])) * (self._acceptance[tenant].value or 0.0)
+        inner = {parent for parent, sent in zip(parents, own, strict=True) if sent}
+        leaf = next((node for node, sent in enumerate(own) if sent and node not in inner), ROOT)  # best first
+        further = sum([path for parent, path in zip(parents, paths, strict=False) if parent == leaf])
+        there = 1.0 if leaf == ROOT else paths[leaf]
+        gain = max(0.0, there - further) * (self._acceptance[tenant].value or 0.0)
         if count >= limit or len(paths) > count:
             cost = max(cost, paths[min(count, len(paths) - 1)])
         return ExpectedGain(version, sum(paths[:count]), gain, cost)
