@@ -48,8 +48,8 @@ class DrafterConfig:
     width: int = 4
     """Nodes proposed below one node: the likeliest token, then what may replace it."""
     sharpness: float = 1.5
-    """Power on q in the confidence of greedy candidates: the target agrees with the likeliest token more often than
-    the draft model's q predicts. 1.5 was best for the shipped pair; acceptance that is measured corrects the rest."""
+    """Power on the draft model's probabilities in the confidence of candidates: the target agrees with its best token
+    more often than they predict. 1.5 was best for the shipped pair; acceptance that is measured corrects the rest."""
     expand: int = 0
     """Nodes of one session that are expanded in one step. 0: 4, or 8 or 16 where a draft model's pass of so many takes
     at most 1.2 times as long, as on a GPU, timed at the start."""

@@ -86,10 +86,10 @@ def rank(
     """A drafter's best `count` guesses at the target's choice: (tokens int64 [R, count], confidences float32 [R,
     count]).
 
-    Best first by log q + g (greedy: by log q), among the 256 most likely tokens. The confidence is a log-softmax over
-    the scores that rank them: for a sampled row over the perturbed scores, since the noise is known; for a greedy one
-    of `sharpness` * log q, since two models agree on the likeliest token more often than either gives it. Where fewer
-    tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
+    Best first by log q + g (greedy: by log q), among the 256 most likely tokens. The confidence is a log-softmax of
+    `sharpness` times the scores that rank them: for a greedy row over the vocabulary, for a sampled one over the
+    perturbed scores, since the noise is known. Two models agree on the best token more often than either gives it. Where
+    fewer tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
     """
     if any(greedy) and ranks(logits, count):
         return _rank_apart(logits, greedy, seeds, positions, count, sharpness)
@@ -103,12 +103,11 @@ def rank(
         keys = noise.keys(seeds, positions, Purpose.COUPLED).to(logits.device)
         scores += noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
     best, order = scores.topk(min(count, width), dim=-1)
-    power = torch.where(pure, sharpness, 1.0)
-    normaliser = scores.logsumexp(dim=-1, keepdim=True)
+    normaliser = (scores * sharpness).logsumexp(dim=-1, keepdim=True)
     if any(greedy):
         whole = ((logits - top) * sharpness).logsumexp(dim=-1, keepdim=True)
         normaliser = torch.where(pure, whole.double(), normaliser)
-    confidences = (best * power - normaliser).float().clamp_(max=0.0)
+    confidences = (best * sharpness - normaliser).float().clamp_(max=0.0)
     impossible = ~top.isfinite() | best.isneginf() | confidences.isnan()
     return ids.gather(-1, order).masked_fill_(impossible, -1), confidences.masked_fill_(impossible, -math.inf)
 
@@ -128,7 +127,7 @@ def _rank_apart(
     pure, noisy = ([row for row, each in enumerate(greedy) if each == kind] for kind in (True, False))
     tokens[pure], confidences[pure] = rank_likeliest(logits[pure], count, sharpness)
     own = [False] * len(noisy), [seeds[row] for row in noisy], [positions[row] for row in noisy]
-    tokens[noisy], confidences[noisy] = rank(logits[noisy], *own, count)
+    tokens[noisy], confidences[noisy] = rank(logits[noisy], *own, count, sharpness)
     return tokens, confidences
 
 

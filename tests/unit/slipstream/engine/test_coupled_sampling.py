@@ -119,6 +119,15 @@ def test_greedy_confidence_is_the_log_softmax() -> None:
     assert torch.allclose(confidences, logits.log_softmax(-1).gather(1, ranked), atol=1e-5)
 
 
+@pytest.mark.parametrize("sharpness", [1.0, 1.5])
+def test_sampled_confidence_is_the_log_softmax_of_sharpened_scores(sharpness: float) -> None:
+    logits = random_logits(7, 3, 200, 2.0, 0.0, ties=False)
+    ranked, confidences = rank(logits, [False] * 3, range(3), range(3), 4, sharpness)
+    keys = noise.keys(range(3), range(3), Purpose.COUPLED)
+    scores = logits.double() + noise.gumbel(keys[:, None], torch.arange(200).expand(3, -1))
+    assert torch.allclose(confidences.double(), (scores * sharpness).log_softmax(-1).gather(1, ranked), atol=1e-5)
+
+
 def test_greedy_rows_alone_are_ranked_without_noise_and_as_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = random_logits(9, 4, 2000, 2.0, 0.1, ties=False)
     among = rank(logits, [True, True, True, False], range(4), range(4), 5, 1.3)
