@@ -88,8 +88,8 @@ def rank(
 
     Best first by log q + g (greedy: by log q), among the 256 most likely tokens. The confidence is a log-softmax of
     `sharpness` times the scores that rank them: for a greedy row over the vocabulary, for a sampled one over the
-    perturbed scores, since the noise is known. Two models agree on the best token more often than either gives it. Where
-    fewer tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
+    perturbed scores, since the noise is known. Two models agree on the best token more often than either gives it.
+    Where fewer tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
     """
     if any(greedy) and ranks(logits, count):
         return _rank_apart(logits, greedy, seeds, positions, count, sharpness)
