@@ -32,8 +32,8 @@ PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 LONG_CONTEXTS = (2048, 8192, 32768)
 """Tokens from which on acceptance is measured apart: draft heads are trained on shorter texts."""
-CLAIMED = 3
-"""Candidates of several drafters that are calibrated for each that a step may take: the likeliest by their claims."""
+POOL = 3
+"""Candidates of several drafters, the likeliest by their claims, that compete for each place of a step."""
 OVERDUE_STEPS = 32
 """Steps' time after which a drafter that owes a step may be hanging."""
 NO_CANDIDATES = Selection()
@@ -199,7 +199,7 @@ class Planner:
         if not (session.tree.merged and self._limits.executor.verifies_trees):
             selection = self._select(session, limit)
             return selection, self._paths(session, selection)
-        claimed = self._select(session, CLAIMED * limit)
+        claimed = self._select(session, POOL * limit)
         return claimed.likeliest(self._paths(session, claimed), limit)
 
     def _select(self, session: Session, limit: int) -> Selection:
