@@ -21,7 +21,6 @@ from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refus
 from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.sources import candidate_sources
 from verifier_svc.sources.drafter_link import MAX_REOPENS
-from verifier_svc.wait_policy import drafting_trial
 
 PROMPT = [7, 8, 9]
 NEIGHBOUR, NEIGHBOURS_PROMPT = "neighbour", [1, 2]
@@ -383,21 +382,6 @@ async def test_who_owes_nothing_is_not_silent(why: str) -> None:
         await client.command(number, close=CLOSE)
         await until(decoded.done.is_set)
     assert ("SILENT" in failures_of(decoded)) == (why == "none")
-
-
-async def test_no_pause_hides_a_silent_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every trial would find that drafting does not pay, and a drafter that rests owes nothing."""
-    monkeypatch.setattr(drafting_trial, "mean_and_error", lambda results: (1.0, 0.0))
-    async with (
-        hostile(lambda *_: []) as mute,
-        verifier(open_engine("emulated:base_ms=2"), silence_s=2.0) as server,
-        gateway(server.address) as client,
-    ):
-        number, decoded = await client.open(PROMPT, tokens=20_000, drafters=[mute.address])
-        await until(lambda: "SILENT" in failures_of(decoded))
-        assert all(command.policy.max_nodes for command in mute.kinds("policy"))
-        await client.command(number, close=CLOSE)
-        await until(decoded.done.is_set)
 
 
 def failures_of(decoded: Decoded) -> list[str]:

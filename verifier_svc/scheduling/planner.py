@@ -34,8 +34,6 @@ LONG_CONTEXTS = (2048, 8192, 32768)
 """Tokens from which on acceptance is measured apart: draft heads are trained on shorter texts."""
 POOL = 3
 """Candidates of several drafters, the likeliest by their claims, that compete for each place of a step."""
-OVERDUE_STEPS = 32
-"""Steps' time after which a drafter that owes a step may be hanging."""
 NO_CANDIDATES = Selection()
 ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
@@ -285,9 +283,8 @@ class Planner:
         sessions = [scheduled.session for scheduled in plan.step]
         drafted = sum(session.max_draft_tokens > 0 and self._sources.has_source(session) for session in sessions)
         tokens = sum(len(it.path) + 1 for it in outcomes if isinstance(it, AcceptanceResult))
-        candidates, since = timing.tokens > timing.sessions, self._clock() - OVERDUE_STEPS * timing.elapsed
-        overdue = any(self._sources.overdue(session, since) for session in sessions)
-        return compared_step(timing.sessions, drafted, tokens, timing.elapsed, candidates=candidates, overdue=overdue)
+        candidates = timing.tokens > timing.sessions
+        return compared_step(timing.sessions, drafted, tokens, timing.elapsed, candidates=candidates)
 
     def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:
         """Learns from what became of the sequence's candidates."""

@@ -156,11 +156,6 @@ class CandidateSources:
         """Whether any source that is up proposes for the session."""
         return any(source.up for source in self._of_session.get(session, ()))
 
-    def overdue(self, session: Session, since: float) -> bool:
-        """Whether a source has shown no sign of life since it was asked to draft for the session, at `since` or
-        before."""
-        return any(source.overdue(session, since) for source in self._of_session.get(session, ()))
-
     def awaited(self, session: Session, now: float) -> Attachment | None:
         """The attachment whose candidates are awaited next, and whose `delays` tell how long they take after its
         `since`; None when none are expected. Of several sources the one that is likeliest to send some soon.

@@ -126,10 +126,6 @@ class DrafterLink:
     def collect(self) -> None:
         """Frames are grafted when they arrive."""
 
-    def overdue(self, session: Session, since: float) -> bool:
-        attachment = self._by_session.get(session)
-        return attachment is not None and self._liveness.progress_at < attachment.owed <= since
-
     @property
     def once_a_round(self) -> bool:
         return False

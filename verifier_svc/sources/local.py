@@ -237,9 +237,6 @@ class LocalSource:
                 [answer] = self._propose([request], [])
                 self._deliver(request, answer, began)
 
-    def overdue(self, session: Session, since: float) -> bool:
-        return False  # it lives and dies with the verifier
-
     @property
     def once_a_round(self) -> bool:
         return self._need is not None

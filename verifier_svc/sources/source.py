@@ -60,11 +60,6 @@ class CandidateSource(Protocol):
         """The attachment whose candidates are on their way; None when none are expected."""
         ...
 
-    def overdue(self, session: Session, since: float) -> bool:
-        """Whether the source has shown no sign of life since it was asked to draft for the session, at the monotonic
-        second `since` or before."""
-        ...
-
     @property
     def once_a_round(self) -> bool:
         """Whether all its candidates for a round come in one proposal, soon after the commit before."""

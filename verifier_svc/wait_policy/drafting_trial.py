@@ -68,16 +68,14 @@ class ComparedStep(NamedTuple):
     """From the end of the step before to its own, waits included."""
     candidates: bool
     """True if the step verified candidates."""
-    overdue: bool = False
-    """True if a drafter has shown no sign of life for some steps although it was asked to draft."""
 
 
 def compared_step(
-    sessions: int, speculating: int, tokens: int, seconds: float, *, candidates: bool, overdue: bool = False
+    sessions: int, speculating: int, tokens: int, seconds: float, *, candidates: bool
 ) -> ComparedStep | None:
     """The step as trials see it; None where fewer than half of its sessions are speculated for: it shows nothing of
     drafting."""
-    return ComparedStep(sessions, tokens, seconds, candidates, overdue) if 2 * speculating >= sessions else None
+    return ComparedStep(sessions, tokens, seconds, candidates) if 2 * speculating >= sessions else None
 
 
 @dataclass(slots=True)
@@ -179,9 +177,7 @@ class DraftingTrial:
             lost = max(0.0, 1.0 - 1.0 / self._efficiency(self._measured)) if answer.drafting else 0.0
             rest = TRIAL * lost / SHARE
         self._before, self._measured = self._measured, []
-        # A drafter that hangs is found silent only while it is asked to draft: a pause would hide it.
-        hanging = answer.drafting and self._before[-1].overdue
-        if answer.passed >= rest and not hanging:
+        if answer.passed >= rest:
             self._start_measuring()
             self.trying = True
 

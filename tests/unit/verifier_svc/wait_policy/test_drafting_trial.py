@@ -188,15 +188,6 @@ def test_a_curve_that_learns_in_a_trial_does_not_hide_what_it_learnt() -> None:
     assert not trial.drafting
 
 
-def test_no_pause_hides_a_drafter_that_may_be_hanging() -> None:
-    trial = DraftingTrial(plain_s)
-    for _ in range(5000):
-        trial.observe(ComparedStep(4, 4, 1.5 * plain_s(4), candidates=False, overdue=True))
-        assert not trial.trying
-    while not trial.trying:  # it was given up, or gave a sign of life
-        trial.observe(ComparedStep(4, 4, 1.5 * plain_s(4), candidates=False))
-
-
 def test_drafting_is_not_judged_before_candidates_come() -> None:
     """A drafter that was off has to read what was committed since."""
     trial = DraftingTrial(plain_s)
