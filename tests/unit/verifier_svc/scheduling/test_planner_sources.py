@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
+from tests.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.executor import ExecutorLimits
@@ -30,22 +29,7 @@ def new_planner(*, trees: bool = True) -> Planner:
 
 def session(*, room: int = 2) -> Session:
     """The model has the next two tokens, and says 0.8 of each; another drafter two wrong ones, and says 0.99."""
-    made = Session(
-        id="one",
-        number=1,
-        epoch=1,
-        sampling=SamplingParams(temperature=0.0),
-        tokens=[1, 2, 3],
-        prompt_length=3,
-        max_length=100,
-        stop_token_ids=frozenset(),
-        max_draft_tokens=room,
-        credit=None,
-        tree=CandidateTree([1, 2, 3]),
-        history=None,
-        send=lambda reply: None,
-        computed=2,
-    )
+    made = new_session([1, 2, 3], max_draft_tokens=room, computed=2)
     made.name_source(MODEL, "model")
     made.name_source(BRAGGART, "braggart")
     made.tree.graft(Frame(3, 0, 1, RIGHT, (-0.22, -0.22), source=MODEL))

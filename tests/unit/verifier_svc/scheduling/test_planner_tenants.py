@@ -6,11 +6,10 @@ from __future__ import annotations
 import pytest
 
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tenants import MOST_TENANTS, PerTenant
 from slipstream.v1 import types_pb2
+from tests.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
@@ -23,24 +22,7 @@ SOURCE = 1
 def session(tenant: str, length: int = 3) -> Session:
     """A session of so many tokens with three likely candidates in a row."""
     prompt = list(range(1, length + 1))
-    made = Session(
-        id=tenant,
-        number=1,
-        epoch=1,
-        sampling=SamplingParams(temperature=0.0),
-        tokens=list(prompt),
-        prompt_length=length,
-        max_length=100_000,
-        stop_token_ids=frozenset(),
-        max_draft_tokens=8,
-        credit=None,
-        tree=CandidateTree(prompt),
-        history=None,
-        send=lambda reply: None,
-        workload="code",
-        tenant=tenant,
-        computed=length - 1,
-    )
+    made = new_session(prompt, max_length=100_000, workload="code", tenant=tenant, computed=length - 1)
     made.name_source(SOURCE, "model")
     made.tree.graft(Frame(length, 0, 1, (4, 5, 6), (-0.05, -0.05, -0.05), source=SOURCE))
     return made

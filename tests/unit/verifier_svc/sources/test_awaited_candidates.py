@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
-from verifier_svc.session import Session
+from tests.verifier_sessions import new_session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.source import Attachment
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes
@@ -14,30 +12,12 @@ from verifier_svc.wait_policy.arrival_times import ArrivalTimes
 MODEL, LOOKUP = 1, 2
 
 
-def new_session() -> Session:
-    return Session(
-        id="one",
-        number=1,
-        epoch=1,
-        sampling=SamplingParams(temperature=0.0),
-        tokens=[1, 2, 3],
-        prompt_length=3,
-        max_length=99,
-        stop_token_ids=frozenset(),
-        max_draft_tokens=2,
-        credit=None,
-        tree=CandidateTree([1, 2, 3]),
-        history=None,
-        send=lambda reply: None,
-    )
-
-
 def chain(base: int, *tokens: int, source: int) -> Frame:
     return Frame(base, 0, 1, tokens, (-0.1,) * len(tokens), source=source)
 
 
 def test_another_sources_candidates_do_not_stand_for_those_that_are_awaited() -> None:
-    session = new_session()
+    session = new_session([1, 2, 3], max_draft_tokens=2)
     model = Attachment(session, ArrivalTimes(), "model", MODEL, since=0.0)
     session.tree.graft(chain(3, 7, source=MODEL))
     model.candidates_came(0.1)
@@ -51,7 +31,7 @@ def test_another_sources_candidates_do_not_stand_for_those_that_are_awaited() ->
 
 
 def test_candidates_that_another_source_sent_first_are_an_answer_too() -> None:
-    session = new_session()
+    session = new_session([1, 2, 3], max_draft_tokens=2)
     context = CandidateSources(types_pb2.ModelInfo(), 0.0).context
     assert context.graft(session, chain(3, 7, 8, source=LOOKUP)) == 2
     assert context.graft(session, chain(3, 7, source=MODEL)) == 1
