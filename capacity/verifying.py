@@ -308,7 +308,7 @@ class SimulatedVerifier:
             nodes, paths = session.tree.offer(now, min(limit, room)) if limit else ([], [])
             offers.append(Offer(paths, limit))
             offered.append(nodes)
-        allotment = allot(offers, over(limits.cost, max(1, len(decoding))), room, len(decoding) + reserved)
+        allotment = allot(offers, over(limits.cost, max(1, len(decoding))), room, prefill=reserved)
         chosen = [nodes[:count] for nodes, count in zip(offered, allotment.counts, strict=True)]
         room = limits.step_tokens - sum(1 + len(nodes) for nodes in chosen)
         reading = prefill_chunks(prefilling, min(room, limits.prefill_tokens) if decoding else room)

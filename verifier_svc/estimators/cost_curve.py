@@ -8,7 +8,8 @@ session, the linear layers per token). What was never measured is filled in, fro
 
 r is linear between the measured buckets and constant beyond them. So where a row has few measurements they give the
 level, and the *shape* comes from the rows around it: the budget compares t at several n, so ratios are what it needs.
-In the end t is made non-decreasing in tokens (`isotonic`): that more tokens were faster is noise, and a budget that
+Beyond all that was measured t goes on at least in a straight line through its last doubling: a slow machine measures
+small sizes alone, and at these its passes take time in proportion to their tokens already. In the end t is made non-decreasing in tokens (`isotonic`): that more tokens were faster is noise, and a budget that
 chases it would fill steps up with nodes that are worth nothing.
 """
 
@@ -129,6 +130,7 @@ class CostCurve:
         grid = [PRIOR_S * (1.0 + size / FREE_TOKENS) for size in BUCKETS]
         for other in sorted(self._rows, key=lambda other: (-abs(other - row), other)):
             grid = _overlay(grid, self._rows[other])
+        _go_on_in_line(grid, max((_last(cells) for cells in self._rows.values()), default=0))
         own = self._rows.get(row, [None] * len(BUCKETS))
         return non_decreasing(grid, [FILLED if cell is None else float(cell.count) for cell in own])
 
@@ -145,6 +147,20 @@ def _overlay(grid: list[float], cells: _Row) -> list[float]:
         ratios += [low + (high - low) * step / (right - left) for step in range(right - left)]
     ratios += [known[-1][1]] * (len(grid) - known[-1][0])
     return [value * ratio for value, ratio in zip(grid, ratios, strict=True)]
+
+
+def _last(cells: _Row) -> int:
+    """The last bucket that was measured."""
+    return max(bucket for bucket, cell in enumerate(cells) if cell is not None)
+
+
+def _go_on_in_line(grid: list[float], last: int) -> None:
+    """Raises what lies beyond the last measured bucket to the line through it and the one of half its size."""
+    size = BUCKETS[last]
+    half = bisect_left(BUCKETS, size // 2)
+    slope = (grid[last] - grid[half]) / (size - BUCKETS[half]) if half < last else 0.0
+    for bucket in range(last + 1, len(BUCKETS)):
+        grid[bucket] = max(grid[bucket], grid[last] + slope * (BUCKETS[bucket] - size))
 
 
 def _dense(grid: list[float]) -> list[float]:

@@ -21,6 +21,10 @@ where one more node costs more than it brings, n = 0 wins, and ties go to the sm
 probability go to the sessions in turn; a session with poor candidates gets none of the room but always its own token,
 which is not part of the competition.
 
+**Prompts pay for themselves.** With P prompt tokens in the step, what they add to a step without candidates is taken off
+its time: E / (t(S + P + n) - (t(S + P) - t(S))). Their work has to be done anyway. Were it shared by all tokens, as in
+E / t(S + P + n), candidates would be taken in a step full of prompts that cost more than they bring.
+
 The objective is the goodput of SmartSpec and TurboSpec (Liu et al., arXiv 2406.14066), expected tokens over predicted
 time, here over the nodes of all trees. The ratio of one step stands for the throughput of many as far as steps
 are alike.
@@ -60,21 +64,30 @@ class Allotment:
 
 
 def allot(
-    offers: Sequence[Offer], seconds: Callable[[range], Sequence[float]], room: int, base: int | None = None
+    offers: Sequence[Offer],
+    seconds: Callable[[range], Sequence[float]],
+    room: int,
+    base: int | None = None,
+    prefill: int = 0,
 ) -> Allotment:
     """Chooses candidates so that the step's expected tokens over expected seconds are the most. Deterministic.
 
-    `seconds` returns the durations of steps with so many tokens, `room` is the number of candidates that fit, and
-    `base` the step's other tokens: one per offer (the default), plus prefill, which costs time and commits nothing.
+    `seconds` returns the durations of steps with so many tokens, `room` is the number of candidates that fit, `base`
+    the tokens of decoding besides, one per offer if not given, and `prefill` the prompts' tokens.
     """
-    base = len(offers) if base is None else base
+    decoding = len(offers) if base is None else base
+    base = decoding + prefill
     if room <= 0 or not any(offer.probabilities for offer in offers):
         return Allotment([0] * len(offers), float(len(offers)), max(seconds(range(base, base + 1))[0], LEAST_S))
     probabilities, owners = _ranked(offers)
     size = min(len(probabilities), room)
     tokens = np.concatenate(([float(len(offers))], probabilities[:size])).cumsum()
     durations = np.maximum(seconds(range(base, base + size + 1)), LEAST_S)
-    best = int((tokens / durations).argmax())  # of equal ones the first: the smaller of two equal steps
+    own = durations
+    if prefill:
+        plain = max(seconds(range(decoding, decoding + 1))[0], LEAST_S)
+        own = np.maximum(durations - (durations[0] - plain), LEAST_S)
+    best = int((tokens / own).argmax())  # of equal ones the first: the smaller of two equal steps
     counts: list[int] = np.bincount(owners[:best], minlength=len(offers)).tolist()
     return Allotment(counts, float(tokens[best]), float(durations[best]))
 

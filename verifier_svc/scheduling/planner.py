@@ -143,7 +143,7 @@ class Planner:
         ]
         offers = [Offer(choice.paths, limit) for choice, limit in zip(choices, limits, strict=True)]
         seconds = self._curve.over(max(1, len(sessions)))
-        allotment = allot(offers, seconds, room - aside, len(sessions) + aside + prefill)
+        allotment = allot(offers, seconds, room - aside, len(sessions) + aside, prefill)
         for session, choice, count in zip(competing, choices, allotment.counts, strict=True):
             chosen[session] = choice.selection.head(count)
         step = [_schedule(session, 1, chosen[session]) for session in sessions]
