@@ -18,6 +18,14 @@ INLINE floats16 multiply_add16(floats16 a, floats16 b, floats16 c)
     return v;
 }
 INLINE ints16 load_pairs16(const void *p) { ints16 v; memcpy(&v, p, 64); return v; }
+INLINE floats16 load_halves16(const unsigned short *p)
+{
+    ints16 high;
+    floats16 v;
+    EACH high[i] = p[i] << 16;
+    memcpy(&v, &high, 64);
+    return v;
+}
 INLINE ints16 spread_pair16(int x) { ints16 v; EACH v[i] = x; return v; }
 INLINE floats16 load_bytes16(const char *p) { floats16 v; EACH v[i] = (signed char)p[i]; return v; }
 INLINE floats16 even16(ints16 p) { ints16 high = p << 16; floats16 v; memcpy(&v, &high, 64); return v; }
@@ -41,6 +49,7 @@ INLINE floats16 dot16(floats16 sum, ints16 a, ints16 b)
 #define SPREAD spread16
 #define MULTIPLY_ADD multiply_add16
 #define LOAD_PAIRS load_pairs16
+#define LOAD_HALVES load_halves16
 #define SPREAD_PAIR spread_pair16
 #define LOAD_BYTES load_bytes16
 #define EVEN even16

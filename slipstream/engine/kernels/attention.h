@@ -14,12 +14,12 @@ TARGET ALWAYS __m256 NAME(eight)(const char *from, const long kind, long at)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* Turns [8 keys, 8 numbers] into [8, WIDTH]. */
-TARGET ALWAYS void NAME(turn)(const char *const *from, const long kind, long at, float *to)
+/* Turns [8 keys, 8 floats or pairs] into [8, WIDTH]. */
+TARGET ALWAYS void NAME(turn)(const char *const *from, long at, float *to)
 {
     __m256 a[8], b[8];
     for (int i = 0; i < 8; i++)
-        a[i] = NAME(eight)(from[i], kind, at);
+        a[i] = _mm256_loadu_ps((const float *)from[i] + at);
     for (int i = 0; i < 8; i += 2) {
         b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
         b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
@@ -35,68 +35,78 @@ TARGET ALWAYS void NAME(turn)(const char *const *from, const long kind, long at,
     }
 }
 
-/* Turns the heads of `count` keys, at most WIDTH, from the slot `first` on into [dim, WIDTH]; there is something in
- * the columns behind them. */
-TARGET ALWAYS void NAME(pack_keys)(const struct part *p, const char *keys, long stride, const long kind, long dim,
-                                   long first, long count, float *packed)
+/* Scores [keys / WIDTH, rows, WIDTH] of the queries [rows, dim], floats, with `count` keys. */
+TARGET static void NAME(score)(const char *const *keys, long kind, long dim, long count, const float *queries, long rows,
+                               float *scores)
 {
-    for (long j = 0; j < count; j += 8) {
-        const char *from[8];
-        for (int i = 0; i < 8; i++)
-            from[i] = keys + pool_row(p, first + (j + i < count ? j + i : j)) * stride;
-        for (long d = 0; d < dim; d += 8)
-            NAME(turn)(from, kind, d, packed + d * WIDTH + j);
-    }
-}
-
-/* Turns heads of values at the slots `first` .. first+count-1 into [dim / WIDTH, count, WIDTH], the last of the tiles
- * filled up with zeros. */
-TARGET ALWAYS void NAME(pack_values)(const struct part *p, const char *values, long stride, const long kind, long dim,
-                                     long first, long count, float *packed)
-{
-    for (long tile = 0; tile < dim; tile += WIDTH, packed += count * WIDTH)
-        for (long j = 0; j < count; j++) {
-            const char *from = values + pool_row(p, first + j) * stride;
-            for (long d = 0; d < WIDTH; d += 8)
-                _mm256_storeu_ps(packed + j * WIDTH + d,
-                                 tile + d < dim ? NAME(eight)(from, kind, tile + d) : _mm256_setzero_ps());
-        }
-}
-
-TARGET static void NAME(values)(const struct part *p, const char *values, long stride, long kind, long dim, long first,
-                                long count, float *packed)
-{
-    if (kind == FLOATS)
-        NAME(pack_values)(p, values, stride, FLOATS, dim, first, count, packed);
-    else
-        NAME(pack_values)(p, values, stride, PAIRS, dim, first, count, packed);
-}
-
-/* Adds x [rows, stride] times w [depth, WIDTH] to sums [rows, WIDTH]. */
-TARGET static void NAME(add_product)(const float *x, long stride, const float *w, long depth, float *sums, long rows)
-{
-    struct steps s = {(const char *)w, 0, depth, (const char *)w, WIDTH * sizeof(float), 0};
-    for (long row = 0; row < rows; row += TILE_ROWS)
-        NAME(tile)(FLOATS, &s, (const char *)(x + row * stride), stride, sums + row * WIDTH,
-                   (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS), 1);
-}
-
-/* Scores [keys / WIDTH, rows, WIDTH] of the queries [rows, dim] with `count` keys from the slot `first` on. */
-TARGET static void NAME(score)(const struct part *p, const char *keys, long stride, long kind, long dim, long first,
-                               long count, const float *queries, long rows, float *scores)
-{
-    float packed[MOST_DIM * WIDTH];
+    float packed[MOST_DIM * WIDTH]; /* [floats or pairs of a key, WIDTH] */
+    long depth = kind == FLOATS ? dim : dim / 2;
+    struct steps s = {(const char *)packed, 0, depth, (const char *)packed, WIDTH * sizeof(float), 0};
     for (long j = 0; j < count; j += WIDTH, scores += rows * WIDTH) {
-        long some = count - j < WIDTH ? count - j : WIDTH;
-        if (some < WIDTH)
-            memset(packed, 0, dim * WIDTH * sizeof(float));
-        if (kind == FLOATS)
-            NAME(pack_keys)(p, keys, stride, FLOATS, dim, first + j, some, packed);
-        else
-            NAME(pack_keys)(p, keys, stride, PAIRS, dim, first + j, some, packed);
+        const char *from[WIDTH];
+        for (long i = 0; i < WIDTH; i++)
+            from[i] = keys[j + i < count ? j + i : j];
+        for (long i = 0; i < WIDTH; i += 8)
+            for (long d = 0; d < depth; d += 8)
+                NAME(turn)(from + i, d, packed + d * WIDTH + i);
         memset(scores, 0, rows * WIDTH * sizeof(float));
-        NAME(add_product)(queries, dim, packed, dim, scores, rows);
+        for (long row = 0; row < rows; row += TILE_ROWS)
+            NAME(tile)(kind, &s, (const char *)(queries + row * dim), dim, scores + row * WIDTH,
+                       (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS), 1);
     }
+}
+
+/* Adds values, LANES * vectors numbers of each, times the weights [rows, BLOCK] to the sums [rows, WIDTH]. */
+TARGET ALWAYS void NAME(add_some)(const char *const *values, long at, const long kind, long count, const float *weights,
+                                  float *sums, const int rows, const int vectors)
+{
+    V acc[TILE_ROWS][VECTORS];
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < vectors; v++)
+            acc[r][v] = LOAD(sums + r * WIDTH + v * LANES);
+    for (long j = 0; j < count; j++) {
+        V value[VECTORS];
+        UNROLLED for (int v = 0; v < vectors; v++)
+            value[v] = kind == FLOATS ? LOAD((const float *)values[j] + at + v * LANES)
+                                      : LOAD_HALVES((const unsigned short *)values[j] + at + v * LANES);
+        UNROLLED for (int r = 0; r < rows; r++) {
+            V weight = SPREAD(weights[r * BLOCK + j]);
+            UNROLLED for (int v = 0; v < vectors; v++)
+                acc[r][v] = MULTIPLY_ADD(weight, value[v], acc[r][v]);
+        }
+    }
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < vectors; v++)
+            STORE(sums + r * WIDTH + v * LANES, acc[r][v]);
+}
+
+/* Up to TILE_ROWS rows. */
+TARGET static void NAME(add_tile)(const char *const *values, long at, long kind, long count, const float *weights,
+                                  float *sums, int rows, int vectors)
+{
+#define CASE(n) case n: \
+        if (vectors < VECTORS) NAME(add_some)(values, at, kind, count, weights, sums, n, 1); \
+        else if (kind == FLOATS) NAME(add_some)(values, at, FLOATS, count, weights, sums, n, VECTORS); \
+        else NAME(add_some)(values, at, PAIRS, count, weights, sums, n, VECTORS); \
+        break;
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if TILE_ROWS > 6
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+    }
+#undef CASE
+}
+
+/* Adds `count` values times the weights [rows, BLOCK] to the sums [dim / WIDTH, sums_rows, WIDTH]. */
+TARGET static void NAME(add_values)(const char *const *values, long kind, long dim, long count, const float *weights,
+                                    float *sums, long rows, long sums_rows)
+{
+    for (long d = 0; d < dim; d += WIDTH, sums += sums_rows * WIDTH)
+        for (long row = 0; row < rows; row += TILE_ROWS)
+            NAME(add_tile)(values, d, kind, count, weights + row * BLOCK, sums + row * WIDTH,
+                           (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS),
+                           dim - d < WIDTH ? 1 : VECTORS);
 }
 
 /* Puts exp(x - most) into x [BLOCK] for begin .. end-1, zeros elsewhere, and adds them to the sums [SUMS] side by side. */
@@ -121,9 +131,16 @@ TARGET static void NAME(exponentials)(float *x, long begin, long end, float most
  * what was added up before. */
 TARGET static float NAME(weigh)(struct softmax *row, float *x, long begin, long end)
 {
-    float most = row->most, factor = 1.0f;
-    for (long j = begin; j < end; j++)
-        most = x[j] > most ? x[j] : most;
+    float most = row->most, factor = 1.0f, mosts[SUMS];
+    for (int i = 0; i < SUMS; i++)
+        mosts[i] = most;
+    for (long j = begin - begin % SUMS; j < end; j += SUMS) {
+        int from = (int)(begin - j), to = (int)(end - j);
+        for (int i = 0; i < SUMS; i++)
+            mosts[i] = i >= from && i < to && x[j + i] > mosts[i] ? x[j + i] : mosts[i];
+    }
+    for (int i = 0; i < SUMS; i++)
+        most = mosts[i] > most ? mosts[i] : most;
     if (most > row->most) {
         if (row->most > -INFINITY) {
             float before[BLOCK] = {row->most}, nothing[SUMS] = {0};
@@ -138,6 +155,15 @@ TARGET static float NAME(weigh)(struct softmax *row, float *x, long begin, long 
     return factor;
 }
 
+/* Multiplies a row of sums [tiles, rows, WIDTH]. */
+TARGET static void NAME(shrink)(float *row, long tiles, long rows, float factor)
+{
+    if (factor != 1.0f)
+        for (long t = 0; t < tiles; t++)
+            for (long i = 0; i < WIDTH; i++)
+                row[t * rows * WIDTH + i] *= factor;
+}
+
 /* Attention of the part's tokens for one KV head. Rows are its tokens' query heads, token by token. */
 TARGET static void NAME(attend)(const struct layer *a, const struct call *c, const struct part *p, long head)
 {
@@ -145,7 +171,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
     long key_stride = a->heads * a->key_dim * size, value_stride = a->heads * a->value_dim * size;
     const char *keys = a->keys + head * a->key_dim * size, *values = a->values + head * a->value_dim * size;
     float queries[MOST_QUERIES * MOST_DIM], out[MOST_QUERIES * MOST_DIM];
-    float scores[MOST_QUERIES * MOST_TAIL], weights[MOST_QUERIES * BLOCK], packed[MOST_TAIL * MOST_DIM];
+    float scores[MOST_QUERIES * MOST_TAIL], weights[MOST_QUERIES * BLOCK];
+    const char *key_at[MOST_TAIL], *value_at[MOST_TAIL];
     struct softmax state[MOST_QUERIES];
     long begin[MOST_QUERIES], end[MOST_QUERIES]; /* positions that a row sees by whole blocks */
     long trunk = p->base + p->pending, least = trunk + p->count, most = 0;
@@ -186,8 +213,13 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         if (low >= high)
             continue;
         long some = high - low, next = most - at - count < BLOCK ? most - at - count : BLOCK;
+        for (long j = 0; j < count; j++) {
+            long row = pool_row(p, at + j);
+            key_at[j] = keys + row * key_stride;
+            value_at[j] = values + row * value_stride;
+        }
         prefetch(p, values, value_stride, a->value_dim * size, at, count);
-        NAME(score)(p, keys, key_stride, a->kind, a->key_dim, at, count, queries + low * a->key_dim, some, scores);
+        NAME(score)(key_at, a->kind, a->key_dim, count, queries + low * a->key_dim, some, scores);
         prefetch(p, keys, key_stride, a->key_dim * size, at + count, next);
         for (long r = low; r < high; r++) {
             float *x = weights + (r - low) * BLOCK;
@@ -198,59 +230,47 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
                 memset(x, 0, BLOCK * sizeof(float));
                 continue;
             }
-            float factor = NAME(weigh)(&state[r], x, from, to);
-            if (factor != 1.0f)
-                for (long t = 0; t < tiles; t++)
-                    for (long i = 0; i < WIDTH; i++)
-                        out[(t * rows + r) * WIDTH + i] *= factor;
+            NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
         }
-        NAME(values)(p, values, value_stride, a->kind, a->value_dim, at, count, packed);
-        for (long t = 0; t < tiles; t++)
-            NAME(add_product)(weights, BLOCK, packed + t * count * WIDTH, count, out + (t * rows + low) * WIDTH, some);
+        NAME(add_values)(value_at, a->kind, a->value_dim, count, weights, out + low * WIDTH, some, rows);
     }
 
-    if (first_node < p->count) { /* the trunk's last keys and the paths of nodes, row by row */
+    if (first_node < p->count) { /* the trunk's last keys and the paths of nodes, token by token */
         long at = trunk - trunk % BLOCK, shared = trunk - at, nodes = p->first + p->count - p->pending;
         long count = shared + nodes, first = first_node * a->group, some = rows - first;
-        NAME(score)(p, keys, key_stride, a->kind, a->key_dim, at, count, queries + first * a->key_dim, some, scores);
-        NAME(values)(p, values, value_stride, a->kind, a->value_dim, at, count, packed);
+        for (long j = 0; j < count; j++) {
+            long row = pool_row(p, at + j);
+            key_at[j] = keys + row * key_stride;
+            value_at[j] = values + row * value_stride;
+        }
+        NAME(score)(key_at, a->kind, a->key_dim, count, queries + first * a->key_dim, some, scores);
         for (long token = first_node; token < p->count; token++) {
-            long path[MOST_TAIL], length = shared, place = MOST_TAIL;
+            long path[MOST_TAIL], length = shared, place = MOST_TAIL, row = token * a->group;
             for (long j = 0; j < shared; j++)
                 path[j] = j;
             for (long node = p->first + token - p->pending; node >= 0; node = p->parents[node])
                 path[--place] = shared + node;
             memmove(path + length, path + place, (MOST_TAIL - place) * sizeof(long));
             length += MOST_TAIL - place;
-            for (long r = token * a->group; r < (token + 1) * a->group; r++)
-                for (long block = 0; block < length; block += BLOCK) {
-                    float x[BLOCK];
-                    long to = length - block < BLOCK ? length - block : BLOCK;
-                    long from = begin[r] > at + block ? begin[r] - at - block : 0;
-                    if (from >= to)
-                        continue;
+            for (long block = 0; block < length; block += BLOCK) {
+                const char *on_path[BLOCK];
+                long to = length - block < BLOCK ? length - block : BLOCK;
+                long from = begin[row] > at + block ? begin[row] - at - block : 0;
+                if (from >= to)
+                    continue;
+                for (long j = from; j < to; j++)
+                    on_path[j] = value_at[path[block + j]];
+                for (long r = row; r < row + a->group; r++) {
+                    float *x = weights + (r - row) * BLOCK;
                     for (long j = from; j < to; j++) {
                         long key = path[block + j];
                         x[j] = scores[(key / WIDTH * some + r - first) * WIDTH + key % WIDTH];
                     }
-                    float factor = NAME(weigh)(&state[r], x, from, to);
-                    for (long t = 0; t < tiles; t++) {
-                        V sum[VECTORS];
-                        float *own = out + (t * rows + r) * WIDTH;
-                        if (factor != 1.0f)
-                            for (long i = 0; i < WIDTH; i++)
-                                own[i] *= factor;
-                        for (int v = 0; v < VECTORS; v++)
-                            sum[v] = LOAD(own + v * LANES);
-                        for (long j = from; j < to; j++) {
-                            const float *value = packed + (t * count + path[block + j]) * WIDTH;
-                            for (int v = 0; v < VECTORS; v++)
-                                sum[v] = MULTIPLY_ADD(SPREAD(x[j]), LOAD(value + v * LANES), sum[v]);
-                        }
-                        for (int v = 0; v < VECTORS; v++)
-                            STORE(own + v * LANES, sum[v]);
-                    }
+                    NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
                 }
+                NAME(add_values)(on_path + from, a->kind, a->value_dim, to - from, weights + from, out + row * WIDTH,
+                                 a->group, rows);
+            }
         }
     }
 

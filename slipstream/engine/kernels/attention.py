@@ -76,7 +76,7 @@ def paged_attention(keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer)
     sizes = (keys.shape[2], values.shape[2])
     if kernels is None or layer.query_heads // keys.shape[1] > MOST_QUERIES:
         return None
-    if any(size % 8 or size > MOST_DIM for size in sizes):
+    if any(size % 16 or size > MOST_DIM for size in sizes):
         return None
     return PagedAttention(kernels, keys, values, layer)
 

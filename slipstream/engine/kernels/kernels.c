@@ -22,7 +22,7 @@ enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 #define BLOCK 128 /* positions whose keys are added up at a time */
 #define SUMS 16
 #define MOST_QUERIES 96 /* rows of a part */
-#define MOST_DIM 256    /* of a head; a multiple of 8 */
+#define MOST_DIM 256    /* of a head; a multiple of 16 */
 #define MOST_TAIL 384   /* keys of a block, and candidates */
 
 struct product {
@@ -161,6 +161,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define SPREAD _mm256_set1_ps
 #define MULTIPLY_ADD _mm256_fmadd_ps
 #define LOAD_PAIRS(p) _mm256_loadu_si256((const __m256i *)(p))
+#define LOAD_HALVES(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
 #define SPREAD_PAIR _mm256_set1_epi32
 #define LOAD_BYTES(p) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
 #define EVEN(p) _mm256_castsi256_ps(_mm256_slli_epi32(p, 16))

@@ -32,6 +32,7 @@
 #undef MULTIPLY_ADD
 #undef LOAD_BYTES
 #undef LOAD_PAIRS
+#undef LOAD_HALVES
 #undef SPREAD_PAIR
 #undef EVEN
 #undef ODD
