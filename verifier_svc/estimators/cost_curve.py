@@ -9,8 +9,9 @@ session, the linear layers per token). What was never measured is filled in, fro
 r is linear between the measured buckets and constant beyond them. So where a row has few measurements they give the
 level, and the *shape* comes from the rows around it: the budget compares t at several n, so ratios are what it needs.
 Beyond all that was measured t goes on at least in a straight line through its last doubling: a slow machine measures
-small sizes alone, and at these its passes take time in proportion to their tokens already. In the end t is made non-decreasing in tokens (`isotonic`): that more tokens were faster is noise, and a budget that
-chases it would fill steps up with nodes that are worth nothing.
+small sizes alone, and at these its passes take time in proportion to their tokens already. In the end t is made
+non-decreasing in tokens (`isotonic`): that more tokens were faster is noise, and a budget that chases it would fill
+steps up with nodes that are worth nothing.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ where one more node costs more than it brings, n = 0 wins, and ties go to the sm
 probability go to the sessions in turn; a session with poor candidates gets none of the room but always its own token,
 which is not part of the competition.
 
-**Prompts pay for themselves.** With P prompt tokens in the step, what they add to a step without candidates is taken off
-its time: E / (t(S + P + n) - (t(S + P) - t(S))). Their work has to be done anyway. Were it shared by all tokens, as in
-E / t(S + P + n), candidates would be taken in a step full of prompts that cost more than they bring.
+**Prompts pay for themselves.** With P prompt tokens in the step, what they add to a step without candidates is taken
+off its time: E / (t(S + P + n) - (t(S + P) - t(S))). Their work has to be done anyway. Were it shared by all tokens, as
+in E / t(S + P + n), candidates would be taken in a step full of prompts that cost more than they bring.
 
 The objective is the goodput of SmartSpec and TurboSpec (Liu et al., arXiv 2406.14066), expected tokens over predicted
 time, here over the nodes of all trees. The ratio of one step stands for the throughput of many as far as steps

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.engine.attention.reads import HIDDEN, gather
+from slipstream.engine.attention.reads import HIDDEN
 from slipstream.engine.devices import upload
 
 MOST_TOKENS = 64
@@ -71,7 +71,7 @@ class SegmentBatch(NamedTuple):
         heads = query.shape[0]
         rows = query.index_select(1, self.queries).view(heads, self.size, -1, query.shape[2]).transpose(0, 1)
         keys, values = (
-            gather(each, self.keys).view(heads, self.size, -1, each.shape[2]).transpose(0, 1) for each in pool
+            each.index_select(1, self.keys).view(heads, self.size, -1, each.shape[2]).transpose(0, 1) for each in pool
         )
         found = scaled_dot_product_attention(rows, keys, values, attn_mask=self.mask, scale=scale)
         return found.transpose(0, 1).reshape(heads, -1, values.shape[3])

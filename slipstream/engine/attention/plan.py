@@ -11,7 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from slipstream.engine.attention.batch_invariant import BLOCK, LEAST_KEYS, ROWS, Rows, attend, least_rows, segment_rows
 from slipstream.engine.attention.batched import Part, SegmentBatch, alike, batch, calls_are_dear, order_of
 from slipstream.engine.attention.packed import Attending, States, explicit_attention
-from slipstream.engine.attention.reads import HIDDEN, Read, gather, inside_mask, segment_mask, visible
+from slipstream.engine.attention.reads import HIDDEN, Read, inside_mask, segment_mask, visible
 from slipstream.engine.devices import upload
 from slipstream.engine.kernels.attention import PagedLayer, PagedStep, StepParts
 from slipstream.engine.kvcache.store import KVStore
@@ -143,7 +143,7 @@ class AttentionPlan:
             if read.rows is None:
                 key, value = transposed.narrow(2, read.start, read.length), values.narrow(1, read.start, read.length)
             else:
-                key, value = gather(keys, read.rows).transpose(1, 2), gather(values, read.rows)
+                key, value = keys.index_select(1, read.rows).transpose(1, 2), values.index_select(1, read.rows)
             own = query.narrow(1, first, width)
             sink = None if sinks is None else sinks.narrow(1, first, width)
             found.append(attend(own, key, value, rows, softcap, sink))

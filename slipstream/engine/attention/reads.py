@@ -53,14 +53,8 @@ class Read(NamedTuple):
     """Position of the first key."""
 
 
-def gather(pool: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows [heads, length, dim] of a pool [heads, pool rows, dim] whose memory is [pool rows, heads, dim]: gathered as
-    they lie there, for torch copies a whole tensor before it gathers along an inner dimension."""
-    return pool.transpose(0, 1).index_select(0, rows).transpose(0, 1)
-
-
 def visible(keys: torch.Tensor, values: torch.Tensor, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     """[1, heads, length, dim] each: views of a contiguous run, else gathered copies."""
     if read.rows is None:
         return keys.narrow(2, read.start, read.length), values.narrow(2, read.start, read.length)
-    return gather(keys[0], read.rows).unsqueeze(0), gather(values[0], read.rows).unsqueeze(0)
+    return keys.index_select(2, read.rows), values.index_select(2, read.rows)

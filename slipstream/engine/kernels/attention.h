@@ -168,8 +168,7 @@ TARGET static void NAME(shrink)(float *row, long tiles, long rows, float factor)
 TARGET static void NAME(attend)(const struct layer *a, const struct call *c, const struct part *p, long head)
 {
     long size = item(a->kind), rows = p->count * a->group, tiles = (a->value_dim + WIDTH - 1) / WIDTH;
-    long key_stride = a->heads * a->key_dim * size, value_stride = a->heads * a->value_dim * size;
-    const char *keys = a->keys + head * a->key_dim * size, *values = a->values + head * a->value_dim * size;
+    const char *keys = a->keys + head * a->key_head, *values = a->values + head * a->value_head;
     float queries[MOST_QUERIES * MOST_DIM], out[MOST_QUERIES * MOST_DIM];
     float scores[MOST_QUERIES * MOST_TAIL], weights[MOST_QUERIES * BLOCK];
     const char *key_at[MOST_TAIL], *value_at[MOST_TAIL];
@@ -203,7 +202,9 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         }
     }
 
-    for (long at = least - least % BLOCK; at < most; at += BLOCK) {
+    long start = least - least % BLOCK;
+    prefetch(p, keys, a->key_row, a->key_dim * size, start, most - start < BLOCK ? most - start : BLOCK);
+    for (long at = start; at < most; at += BLOCK) {
         long count = most - at < BLOCK ? most - at : BLOCK, low = rows, high = 0;
         for (long r = 0; r < rows; r++)
             if (end[r] > at && begin[r] < at + count) {
@@ -215,12 +216,12 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         long some = high - low, next = most - at - count < BLOCK ? most - at - count : BLOCK;
         for (long j = 0; j < count; j++) {
             long row = pool_row(p, at + j);
-            key_at[j] = keys + row * key_stride;
-            value_at[j] = values + row * value_stride;
+            key_at[j] = keys + row * a->key_row;
+            value_at[j] = values + row * a->value_row;
         }
-        prefetch(p, values, value_stride, a->value_dim * size, at, count);
+        prefetch(p, values, a->value_row, a->value_dim * size, at, count);
         NAME(score)(key_at, a->kind, a->key_dim, count, queries + low * a->key_dim, some, scores);
-        prefetch(p, keys, key_stride, a->key_dim * size, at + count, next);
+        prefetch(p, keys, a->key_row, a->key_dim * size, at + count, next);
         for (long r = low; r < high; r++) {
             float *x = weights + (r - low) * BLOCK;
             for (long j = 0; j < count; j += WIDTH)
@@ -240,8 +241,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         long count = shared + nodes, first = first_node * a->group, some = rows - first;
         for (long j = 0; j < count; j++) {
             long row = pool_row(p, at + j);
-            key_at[j] = keys + row * key_stride;
-            value_at[j] = values + row * value_stride;
+            key_at[j] = keys + row * a->key_row;
+            value_at[j] = values + row * a->value_row;
         }
         NAME(score)(key_at, a->kind, a->key_dim, count, queries + first * a->key_dim, some, scores);
         for (long token = first_node; token < p->count; token++) {

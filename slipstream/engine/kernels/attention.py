@@ -26,6 +26,7 @@ class _LayerStruct(ctypes.Structure):
     _fields_ = (
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
+        *((name, _LONG) for name in ("key_row", "key_head", "value_row", "value_head")),
         *((name, _LONG) for name in ("heads", "group", "key_dim", "value_dim", "kind", "level", "window")),
         ("scale", ctypes.c_float),
     )
@@ -41,14 +42,15 @@ class PagedLayer(NamedTuple):
 
 
 class PagedAttention:
-    """Attention of one layer to its pools, keys and values [rows, heads, dim]."""
+    """Attention of one layer to its pools, keys and values [heads, rows, dim]."""
 
     def __init__(self, kernels: Kernels, keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer) -> None:
-        heads, self.value_dim = values.shape[1:]
+        heads, _, self.value_dim = values.shape
         self.group = layer.query_heads // heads
         self.kernels, self._pools = kernels, (keys, values)
         sizes = (heads, self.group, keys.shape[2], self.value_dim, KINDS[keys.dtype], kernels.level, layer.window or 0)
-        self._layer = _LayerStruct(keys.data_ptr(), values.data_ptr(), *sizes, layer.scale)
+        strides = [each.element_size() * each.stride(at) for each in (keys, values) for at in (1, 0)]
+        self._layer = _LayerStruct(keys.data_ptr(), values.data_ptr(), *strides, *sizes, layer.scale)
         self.address = ctypes.addressof(self._layer)
         """Where its `struct layer` stands."""
 
@@ -74,7 +76,7 @@ def paged_attention(keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer)
     """None where there is no kernel for pools like these."""
     kernels = find_kernels() if keys.device.type == "cpu" and keys.dtype in KINDS else None
     sizes = (keys.shape[2], values.shape[2])
-    if kernels is None or layer.query_heads // keys.shape[1] > MOST_QUERIES:
+    if kernels is None or layer.query_heads // keys.shape[0] > MOST_QUERIES:
         return None
     if any(size % 16 or size > MOST_DIM for size in sizes):
         return None

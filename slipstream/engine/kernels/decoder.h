@@ -94,8 +94,8 @@ static void turn_heads(const struct pass *p, const struct block *b, long row)
         else
             rotate_bf16((unsigned short *)head, (const unsigned short *)cosine, (const unsigned short *)sine, dim / 2);
     }
-    write_row(a->keys, first + queries * size, size, a->heads, size, p->written[row]);
-    write_row(a->values, head, size, a->heads, size, p->written[row]);
+    write_row(a->keys + p->written[row] * a->key_row, a->key_head, first + queries * size, size, a->heads, size);
+    write_row(a->values + p->written[row] * a->value_row, a->value_head, head, size, a->heads, size);
 }
 
 static void add(const struct pass *p, const struct block *b, long row)

@@ -46,9 +46,10 @@ struct steps {
     long sums_apart; /* floats from a block's sums to the next one's */
 };
 
-/* Keys and values of one layer: they lie in pools [rows, heads, dim]. */
+/* Keys and values of one layer: they lie in pools, a head's numbers side by side; strides in bytes. */
 struct layer {
     char *keys, *values;
+    long key_row, key_head, value_row, value_head;
     long heads, group; /* query heads of one KV head */
     long key_dim, value_dim;
     long kind, level;
@@ -207,7 +208,7 @@ static void multiply_blocks(const void *what, long first, long end)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 8;
+    return 9;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. Intel's CPUs take four times as long for a product of pairs as
@@ -263,11 +264,11 @@ static void attend_heads(const void *what, long first, long end)
             avx512_attend(job->layer, job->call, job->parts + at / heads, at % heads);
 }
 
-/* Copies a token's heads of keys or values, `head` bytes from each other, to a row of their pool. */
-static void write_row(char *pool, const char *from, long head, long heads, long bytes, long row)
+/* Copies a token's heads of keys or values, `from_head` bytes from each other, to a row of their pool. */
+static void write_row(char *row, long to_head, const char *from, long from_head, long heads, long bytes)
 {
     for (long h = 0; h < heads; h++)
-        memcpy(pool + (row * heads + h) * bytes, from + h * head, bytes);
+        memcpy(row + h * to_head, from + h * from_head, bytes);
 }
 
 /* Writes the keys and values of `tokens` tokens to the pool rows `written`, then lets every part's tokens see theirs. */
@@ -276,8 +277,9 @@ void slipstream_attend(const struct layer *a, const struct call *c, const struct
 {
     long key = a->key_dim * item(a->kind), value = a->value_dim * item(a->kind), pairs = 0;
     for (long t = 0; t < tokens; t++) {
-        write_row(a->keys, c->key + t * c->key_token, c->key_head, a->heads, key, written[t]);
-        write_row(a->values, c->value + t * c->value_token, c->value_head, a->heads, value, written[t]);
+        write_row(a->keys + written[t] * a->key_row, a->key_head, c->key + t * c->key_token, c->key_head, a->heads, key);
+        write_row(a->values + written[t] * a->value_row, a->value_head, c->value + t * c->value_token, c->value_head,
+                  a->heads, value);
     }
     for (long i = 0; i < count; i++) /* tokens times keys */
         pairs += parts[i].count * (parts[i].base + parts[i].first + parts[i].count);

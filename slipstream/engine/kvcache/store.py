@@ -32,7 +32,8 @@ _Shape = tuple[int, int, torch.dtype, torch.device]
 
 class KVStore:
     """Keys and values of all layers; a pool row is one token. Layers of one shape share a tensor
-    [2 x layers, rows, heads, dim], so that moving rows is one operation for the whole model.
+    [2 x layers x heads, rows, dim]: moving rows is one operation for the whole model, and what attention reads for a
+    head lies side by side.
     """
 
     def __init__(self, layers: list[AttentionLayer], rows: int) -> None:
@@ -45,15 +46,15 @@ class KVStore:
         views: dict[tuple[int, str], torch.Tensor] = {}
         for (heads, dim, dtype, device), names in members.items():
             # On a CPU empty, not zeros: the system hands out a page when a row in it is first written.
-            group = torch.empty(len(names), rows, heads, dim, dtype=dtype, device=device)
+            group = torch.empty(len(names) * heads, rows, dim, dtype=dtype, device=device)
             self._groups.append(group)
-            views |= {name: group[place] for place, name in enumerate(names)}
+            views |= {name: group[place * heads : (place + 1) * heads] for place, name in enumerate(names)}
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor] | None] = {}
         self._reads: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer in layers:
             key, value = views[layer.source, "key"], views[layer.source, "value"]
             self._rows[layer.index] = (key, value) if layer.source == layer.index else None
-            self._reads[layer.index] = (key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+            self._reads[layer.index] = key.unsqueeze(0), value.unsqueeze(0)
         self._kernels: dict[PagedLayer, PagedAttention | None] = {}
         self._all_kernels: dict[tuple[PagedLayer, ...], tuple[PagedAttention, ...] | None] = {}
         self._moves: dict[int, int] = {}
@@ -65,8 +66,8 @@ class KVStore:
         """key, value [1, heads, T, dim] to the pool rows [T]. A layer that shares another's rows writes nothing."""
         own = self._rows[layer]
         if own is not None:
-            own[0].index_copy_(0, rows, key[0].transpose(0, 1))
-            own[1].index_copy_(0, rows, value[0].transpose(0, 1))
+            own[0].index_copy_(1, rows, key[0])
+            own[1].index_copy_(1, rows, value[0])
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows of a layer as views [1, heads, rows, dim]."""

@@ -21,7 +21,7 @@ from tests.kernels import kernels
 from tests.packed import TREE, prompt
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
-SHAPES = [(2, 3, 64, 64), (1, 1, 8, 8), (3, 2, 40, 24), (1, 24, 128, 128), (2, 1, 256, 256)]
+SHAPES = [(2, 3, 64, 64), (1, 1, 16, 16), (3, 2, 48, 80), (1, 24, 128, 128), (2, 1, 256, 256)]
 """KV heads, query heads of each, dim of keys and of values."""
 BLOCK = 16
 
@@ -73,7 +73,7 @@ def test_attention_is_that_of_double_precision(
         each.sequence.blocks = [first + block for block in each.sequence.blocks]
         each.sequence.blocks_changed()
         first += len(each.sequence.blocks) + 2
-    pool = [torch.randn(first * BLOCK, heads, dim, generator=chance).to(dtype) for dim in (key_dim, value_dim)]
+    pool = [torch.randn(heads, first * BLOCK, dim, generator=chance).to(dtype) for dim in (key_dim, value_dim)]
     tokens = sum(each.tokens for each in segments)
     sizes = ((heads * group, key_dim), (heads, key_dim), (heads, value_dim))
     states = tuple(torch.randn(tokens, *size, generator=chance).to(dtype).transpose(0, 1)[None] for size in sizes)
@@ -87,7 +87,7 @@ def test_attention_is_that_of_double_precision(
     row = 0
     for each in segments:
         rows = torch.tensor(each.sequence.pool_rows(0, each.sequence.length + each.tokens))
-        keys, values = (every[rows].double() for every in pool)
+        keys, values = (every[:, rows].transpose(0, 1).double() for every in pool)
         assert torch.equal(keys[-each.tokens :], states[1][0, :, row : row + each.tokens].transpose(0, 1).double())
         for token in range(each.tokens):
             seen = path(each, token)[-window if window else 0 :]
@@ -102,7 +102,7 @@ def test_attention_is_that_of_double_precision(
 @torch.inference_mode()
 def test_bits_are_the_same_on_all_instruction_sets_and_threads(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = torch.Generator().manual_seed(0)
-    pool = [torch.randn(40 * BLOCK, 2, 64, generator=chance) for _ in range(2)]
+    pool = [torch.randn(2, 40 * BLOCK, 64, generator=chance) for _ in range(2)]
     segments = [Segment(sequence(270, 400, True), [1], [2] * 8, TREE)]
     rows = torch.tensor(segments[0].sequence.pool_rows(270, 279))
     states = tuple(torch.randn(1, heads, 9, 64, generator=chance) for heads in (6, 2, 2))
@@ -123,11 +123,11 @@ def test_bits_are_the_same_on_all_instruction_sets_and_threads(compiled: Path, m
 def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it_alone(wide: bool) -> None:
     """Broken numbers end their session with an error; they must not look like a text."""
     chance = torch.Generator().manual_seed(0)
-    pool = [torch.randn(4 * BLOCK, 1, 8, generator=chance) for _ in range(2)]
+    pool = [torch.randn(1, 4 * BLOCK, 16, generator=chance) for _ in range(2)]
     kernel = paged_attention(pool[0], pool[1], PagedLayer(0, 2, None, 0.3))
     assert kernel is not None
     step = StepParts([Segment(sequence(0, 16, False), [1, 2, 3])], torch.arange(2 * BLOCK, 2 * BLOCK + 3))
-    states = [torch.randn(1, heads, 3, 8, generator=chance) for heads in (2, 1, 1)]
+    states = [torch.randn(1, heads, 3, 16, generator=chance) for heads in (2, 1, 1)]
     sound = kernel((states[0], states[1], states[2]), step)[0]
     states[1][0, 0, 2, 5] = float("nan")
     found = kernel((states[0], states[1], states[2]), step)[0]
@@ -135,10 +135,10 @@ def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it_alone(wide: bool)
 
 
 def test_what_the_kernel_has_no_room_for_is_not_taken(wide: bool) -> None:
-    pool = torch.zeros(4, 1, 12)
+    pool = torch.zeros(1, 4, 24)
     assert paged_attention(pool, pool, PagedLayer(0, 1, None, 1.0)) is None
-    assert paged_attention(pool.new_zeros(4, 1, 264), pool, PagedLayer(0, 1, None, 1.0)) is None
-    assert paged_attention(pool.new_zeros(4, 1, 8), pool.new_zeros(4, 1, 8), PagedLayer(0, 97, None, 1.0)) is None
+    assert paged_attention(pool.new_zeros(1, 4, 272), pool, PagedLayer(0, 1, None, 1.0)) is None
+    assert paged_attention(pool.new_zeros(1, 4, 16), pool.new_zeros(1, 4, 16), PagedLayer(0, 97, None, 1.0)) is None
     assert paged_attention(pool.double(), pool.double(), PagedLayer(0, 1, None, 1.0)) is None
     many = Segment(sequence(0, 400, False), [1], [2] * 257, [-1] * 257)
     assert not StepParts([many], torch.zeros(258, dtype=torch.int64)).fits
