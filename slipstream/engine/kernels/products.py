@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 
 import torch
 from torch.nn.functional import pad
 
 from slipstream.engine.kernels import compiled
 from slipstream.engine.kernels.compiled import BYTES, KINDS, Kernels
+
+HUGE_PAGE = 2 << 20
+"""Bytes."""
 
 
 class _Product(ctypes.Structure):
@@ -34,6 +39,17 @@ def multiplies(kernels: Kernels | None, weight: torch.Tensor) -> bool:
     return weight.dtype is torch.float32 or weight.shape[-1] % 2 == 0
 
 
+def in_huge_pages(source: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy that is read from end to end in every pass: in pages as large as the system gives on request
+    (Linux's `madvise`), because looking up small ones takes 2 to 3 % of it."""
+    if source.nbytes < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return source.contiguous()
+    memory = mmap.mmap(-1, source.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=source.dtype).view(source.shape).copy_(source)
+
+
 class PackedProduct:
     """x [T, in] -> [T, out]. A row has the same bits in every product."""
 
@@ -53,7 +69,7 @@ class PackedProduct:
         self._floats = narrow or (pair == 2 and not kernels.multiplies_pairs)
         blocks = -(-self.features // kernels.width)
         filled = pad(weight, (0, 0, 0, blocks * kernels.width - self.features))
-        self._weights = filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2).contiguous()
+        self._weights = in_huge_pages(filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2))
         self._bias, self._scales = (None if each is None else each.float().contiguous() for each in (bias, scales))
         self._struct = _Product(
             self._weights.data_ptr(),

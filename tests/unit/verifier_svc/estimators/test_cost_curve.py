@@ -103,6 +103,20 @@ def test_between_measured_buckets_it_interpolates() -> None:
         assert curve.seconds(tokens, 1) == pytest.approx(truth(tokens, 1), rel=0.07)
 
 
+def test_beyond_what_was_measured_it_goes_on_in_a_line() -> None:
+    """A slow machine measured up to 32 tokens; where a fast one measured a flat curve, it stays flat in the prior's way."""
+    slow, fast = CostCurve(), CostCurve()
+    for tokens in (1, 2, 4, 8, 12, 16, 24, 32):
+        slow.record(tokens, 1, [max(0.03, 0.003 * tokens)] * 3)
+        fast.record(tokens, 1, [0.01] * 3)
+    for tokens in (48, 64, 200, 256, 512):
+        assert slow.seconds(tokens, 1) == pytest.approx(0.003 * tokens, rel=0.05)
+        assert slow.seconds(tokens, 40) == pytest.approx(0.003 * tokens, rel=0.05)
+    assert fast.seconds(512, 1) < 0.07
+    slow.observe(64, 1, 0.1)
+    assert slow.seconds(64, 1) < 0.15, "what is measured counts"
+
+
 def test_a_row_without_measurements_borrows_the_shape_of_the_nearest() -> None:
     """Flat up to 64 tokens at 8 sessions; at 16 only plain decoding was ever seen, at twice the price."""
     curve = CostCurve()

@@ -16,39 +16,61 @@ from verifier_svc.scheduling.budget import allot as allot_over
 descending = st.lists(st.integers(0, 64), max_size=4).map(lambda parts: [p / 64 for p in sorted(parts, reverse=True)])
 offers_of_a_step = st.lists(st.builds(Offer, descending, st.integers(0, 5)), min_size=1, max_size=4)
 arbitrary_costs = st.lists(st.integers(1, 40), min_size=32, max_size=32)
+rising_costs = arbitrary_costs.map(sorted)
 
 
 def linear(base: float, per_token: float) -> Callable[[int], float]:
     return lambda tokens: base + per_token * tokens
 
 
-def allot(offers: list[Offer], cost: Callable[[int], float], room: int, base: int | None = None) -> Allotment:
-    return allot_over(offers, lambda sizes: [cost(size) for size in sizes], room, base)
+def allot(
+    offers: list[Offer], cost: Callable[[int], float], room: int, base: int | None = None, prefill: int = 0
+) -> Allotment:
+    return allot_over(offers, lambda sizes: [cost(size) for size in sizes], room, base, prefill)
 
 
-def rate(offers: list[Offer], counts: tuple[int, ...], cost: Callable[[int], float], base: int) -> tuple[float, int]:
-    """What is to be maximised: tokens per second, and among equals the smaller step."""
+def rate(
+    offers: list[Offer], counts: tuple[int, ...], cost: Callable[[int], float], base: int, prefill: int = 0
+) -> tuple[float, int]:
+    """What is to be maximised: tokens per second that prompts do not take, and among equals the smaller step."""
     chosen = sum(sum(offer.probabilities[:count]) for offer, count in zip(offers, counts, strict=True))
-    return (len(offers) + chosen) / cost(base + sum(counts)), -sum(counts)
+    prompts = cost(base + prefill) - cost(base)
+    return (len(offers) + chosen) / (cost(base + prefill + sum(counts)) - prompts), -sum(counts)
 
 
-def brute_force(offers: list[Offer], cost: Callable[[int], float], room: int, base: int) -> tuple[float, int]:
+def brute_force(
+    offers: list[Offer], cost: Callable[[int], float], room: int, base: int, prefill: int = 0
+) -> tuple[float, int]:
     choices = itertools.product(*(range(min(offer.cap, len(offer.probabilities)) + 1) for offer in offers))
-    return max(rate(offers, counts, cost, base) for counts in choices if sum(counts) <= room)
+    return max(rate(offers, counts, cost, base, prefill) for counts in choices if sum(counts) <= room)
 
 
 @settings(max_examples=300, deadline=None)
 @given(offers_of_a_step, arbitrary_costs, st.integers(0, 20), st.integers(0, 6))
 def test_no_other_choice_is_better_whatever_a_step_costs(
-    offers: list[Offer], costs: list[int], room: int, prefill: int
+    offers: list[Offer], costs: list[int], room: int, others: int
 ) -> None:
-    base = len(offers) + prefill
+    base = len(offers) + others
     found = allot(offers, costs.__getitem__, room, base)
     value = rate(offers, tuple(found.counts), costs.__getitem__, base)
     best = brute_force(offers, costs.__getitem__, room, base)
     assert value[0] == pytest.approx(best[0], rel=1e-12)
     assert value[1] == best[1], "of equally good steps the smallest is taken"
     assert found.tokens / found.seconds == pytest.approx(value[0])
+
+
+@settings(max_examples=300, deadline=None)
+@given(offers_of_a_step, rising_costs, st.integers(0, 20), st.integers(0, 6))
+def test_beside_prompts_no_other_choice_is_better_for_what_they_leave_of_a_step(
+    offers: list[Offer], costs: list[int], room: int, prefill: int
+) -> None:
+    base = len(offers)
+    found = allot(offers, costs.__getitem__, room, prefill=prefill)
+    value = rate(offers, tuple(found.counts), costs.__getitem__, base, prefill)
+    best = brute_force(offers, costs.__getitem__, room, base, prefill)
+    assert value[0] == pytest.approx(best[0], rel=1e-12)
+    assert value[1] == best[1], "of equally good steps the smallest is taken"
+    assert found.seconds == costs[base + prefill + sum(found.counts)], "of the whole step, prompts included"
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,11 +130,12 @@ def test_equal_sessions_share_scarce_room_evenly() -> None:
     assert counts == [3, 2, 2]
 
 
-def test_prefill_in_the_same_step_makes_candidates_cheaper() -> None:
-    """The step is paid for anyway; what is compared is tokens per second of all of it."""
+def test_prompts_in_the_step_make_no_candidate_cheaper() -> None:
+    """A token costs a second there, whatever it is. Where a pass reads weights for prompts anyway, one costs nothing."""
     offers = [Offer([0.3], 1)]
-    assert allot(offers, linear(0.0, 1.0), 8).counts == [0]
-    assert allot(offers, linear(0.0, 1.0), 8, base=1 + 16).counts == [1]
+    assert allot(offers, linear(0.0, 1.0), 8, prefill=16).counts == [0]
+    assert allot(offers, lambda n: max(16.0, float(n)), 8, prefill=4).counts == [1]
+    assert allot(offers, lambda n: max(16.0, float(n)), 8, prefill=64).counts == [1], "0.3 tokens in the 17th second"
 
 
 def test_what_is_not_in_order_stays_a_prefix() -> None:
