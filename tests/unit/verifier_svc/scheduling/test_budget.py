@@ -131,7 +131,7 @@ def test_equal_sessions_share_scarce_room_evenly() -> None:
 
 
 def test_prompts_in_the_step_make_no_candidate_cheaper() -> None:
-    """A token costs a second there, whatever it is. Where a pass reads weights for prompts anyway, one costs nothing."""
+    """First a token costs a second, whatever it is for; then a pass takes 16 s for up to as many tokens."""
     offers = [Offer([0.3], 1)]
     assert allot(offers, linear(0.0, 1.0), 8, prefill=16).counts == [0]
     assert allot(offers, lambda n: max(16.0, float(n)), 8, prefill=4).counts == [1]
