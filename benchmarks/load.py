@@ -20,8 +20,9 @@ from benchmarks.records import Row, write
 from slipstream.v1 import gateway_pb2
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
-WAVES = 3
+WAVES = 6
 """Requests of each client; fewer where there are many clients."""
+MOST_REQUESTS = 96
 TARGETS = {"inflated": str(INFLATED), "shipped": str(MODELS / "target")}
 
 
@@ -36,7 +37,7 @@ async def compare(server: str, at_once: int, tokens: int, repeats: int) -> Row:
     loads: dict[bool, list[LoadResult]] = {False: [], True: []}
     for _ in range(repeats):
         for speculate, some in loads.items():
-            number = at_once * max(1, min(WAVES, AT_ONCE[-1] // at_once))
+            number = at_once * max(1, min(WAVES, MOST_REQUESTS // at_once))
             some.append(await run_load(server, requests(number, tokens, speculate=speculate), at_once))
     off, on = ([load.tokens_per_s for load in some] for some in loads.values())
     ratios = sorted(b / a for a, b in zip(off, on, strict=True))
