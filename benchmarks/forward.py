@@ -8,9 +8,9 @@ the engine on the lean one; the same where KV blocks are scattered, so that ever
 linear layers alone. With one thread the time is CPU of that thread, so that other work on the cores is not in it, but
 for the caches; else it is wall time.
 
-The second table has attention alone, of one token to a context that is one run of KV rows, or scattered (lower
-quartiles: the least disturbed). The third reads texts of held-out files in passes of one token and of eight, and counts
-where the two differ.
+The second table has attention alone, of one token and of eight to a context that is one run of KV rows, or scattered
+(lower quartiles: the least disturbed). The third reads texts of held-out files in passes of one token and of eight, and
+counts where the two differ.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Several
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,13 @@ from benchmarks.records import Row, write
 from slipstream.engine.attention.reads import Read, visible
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine, begin_unshared
-from slipstream.engine.kvcache.store import KVStore
+from slipstream.engine.kernels.attention import PagedLayer, StepParts
+from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.linear import Linear
 from slipstream.engine.segment import Segment, Sequence
 from slipstream.engine.torch_engine import TorchEngine
+from slipstream.errors import FailedPrecondition
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
 CONTEXT = 256
@@ -188,25 +192,51 @@ def dependence(name: str, folder: Path, dtype: str, lean: bool) -> Row:
 
 @torch.inference_mode()
 def reading(name: str, folder: Path, context: int, clock: Callable[[], float]) -> Row:
-    """Attention of one token to a context in all layers, by whether its KV is a run or scattered."""
+    """Attention alone in all layers, of a token or eight behind a context: of one token by torch, and by the kernel, by
+    whether the context's KV is a run of rows or scattered."""
     layers = load_checkpoint(str(folder), "bfloat16").layers
-    store = KVStore(layers, 2 * context)
-    scattered = torch.arange(2 * context).view(-1, 2, BLOCK)[:, 0].flatten()
-    reads = {"run": Read(0, context, None, None), "scattered": Read(0, context, scattered, None)}
-    query = torch.randn(1, layers[0].heads, 3, layers[0].key_dim, dtype=layers[0].dtype)
+    store = KVStore(layers, 2 * (context + BLOCK))
     for keys, values in (store.read(layer.index) for layer in layers):
         keys.normal_()
         values.normal_()
-    taken: dict[str, list[float]] = {kind: [] for kind in reads}
-    for _ in range(20 * REPEATS):
-        for kind, one in reads.items():
+    blocks = range(2 * (context // BLOCK + 1))
+    sequences = {"run": Sequence(list(blocks), BLOCK, length=context)}
+    sequences["scattered"] = Sequence(list(blocks[::2]), BLOCK, length=context)
+    ways: dict[str, Callable[[], None]] = {"torch": partial(_by_torch, store, layers, Read(0, context + 1, None, None))}
+    for kind, sequence in sequences.items():
+        for tokens in (1, TOGETHER):
+            ways[f"kernel, {kind}, {tokens} tokens"] = partial(_by_kernel, store, layers, chain(sequence, tokens))
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(2 * REPEATS):
+        for way, run in ways.items():
             begun = clock()
-            for layer in layers:
-                scaled_dot_product_attention(query, *visible(*store.read(layer.index), one))
-            taken[kind].append((clock() - begun) * 1e3)
-    quick = {kind: statistics.quantiles(times, n=4)[0] for kind, times in taken.items()}
+            run()
+            taken[way].append((clock() - begun) * 1e3)
+    quick = {f"{way}, ms": statistics.quantiles(times, n=4)[0] for way, times in taken.items()}
     row: Row = {"model": name, "context": context}
-    return row | {f"{kind}, ms a pass": value for kind, value in quick.items()}
+    return row | quick
+
+
+def _by_torch(store: KVStore, layers: Several[AttentionLayer], read: Read) -> None:
+    for layer in layers:
+        query = torch.zeros(1, layer.heads, layer.group, layer.key_dim, dtype=layer.dtype)
+        scaled_dot_product_attention(query, *visible(*store.read(layer.index), read))
+
+
+def _by_kernel(store: KVStore, layers: Several[AttentionLayer], segment: Segment) -> None:
+    sequence, tokens = segment.sequence, segment.tokens
+    step = StepParts([segment], torch.tensor(sequence.pool_rows(sequence.length, sequence.length + tokens)))
+    for layer in layers:
+        kernel = store.attention(PagedLayer(layer.index, layer.heads * layer.group, None, layer.key_dim**-0.5))
+        if kernel is None:
+            raise FailedPrecondition("this machine has no compiled kernels")
+        sizes = (
+            (layer.heads * layer.group, layer.key_dim),
+            (layer.heads, layer.key_dim),
+            (layer.heads, layer.value_dim),
+        )
+        query, key, value = (torch.zeros(1, heads, tokens, dim, dtype=layer.dtype) for heads, dim in sizes)
+        kernel((query, key, value), step)
 
 
 def main(threads: int) -> None:
@@ -217,7 +247,7 @@ def main(threads: int) -> None:
     kinds = [(name, folder, dtype) for name, folder in MODELS_HERE.items() for dtype in DTYPES]
     rows = [row for kind in kinds for row in compare(*kind, clock)]
     write(f"forward_{threads}", command, rows)
-    reads = [reading(*kind, context, clock) for kind in list(MODELS_HERE.items())[1:] for context in (256, 1024, 2048)]
+    reads = [reading(*kind, context, clock) for kind in list(MODELS_HERE.items())[1:] for context in (256, 1024, 4096)]
     write(f"forward_reads_{threads}", command, reads)
     found = [
         dependence(name, MODELS_HERE[name], dtype, lean)
