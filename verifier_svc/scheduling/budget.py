@@ -75,19 +75,17 @@ def allot(
     `seconds` returns the durations of steps with so many tokens, `room` is the number of candidates that fit, `base`
     the tokens of decoding besides, one per offer if not given, and `prefill` the prompts' tokens.
     """
-    decoding = len(offers) if base is None else base
-    base = decoding + prefill
+    base = len(offers) if base is None else base
+    start = base + prefill
     if room <= 0 or not any(offer.probabilities for offer in offers):
-        return Allotment([0] * len(offers), float(len(offers)), max(seconds(range(base, base + 1))[0], LEAST_S))
+        return Allotment([0] * len(offers), float(len(offers)), max(seconds(range(start, start + 1))[0], LEAST_S))
     probabilities, owners = _ranked(offers)
     size = min(len(probabilities), room)
     tokens = np.concatenate(([float(len(offers))], probabilities[:size])).cumsum()
-    durations = np.maximum(seconds(range(base, base + size + 1)), LEAST_S)
-    own = durations
-    if prefill:
-        plain = max(seconds(range(decoding, decoding + 1))[0], LEAST_S)
-        own = np.maximum(durations - (durations[0] - plain), LEAST_S)
-    best = int((tokens / own).argmax())  # of equal ones the first: the smaller of two equal steps
+    durations = np.maximum(seconds(range(start, start + size + 1)), LEAST_S)
+    prompts = durations[0] - seconds(range(base, base + 1))[0] if prefill else 0.0
+    decoding = np.maximum(durations - prompts, LEAST_S)
+    best = int((tokens / decoding).argmax())  # of equal ones the first: the smaller of two equal steps
     counts: list[int] = np.bincount(owners[:best], minlength=len(offers)).tolist()
     return Allotment(counts, float(tokens[best]), float(durations[best]))
 
