@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.forward [THREADS]     (default: the cores that this process may use)
 
-The shipped target and draft, and the target inflated to 300 M parameters, after 256 tokens of context. Five ways, one
+The shipped target, and the target inflated to 300 M parameters, after 256 tokens of context. Five ways, one
 pass of each in changing order, medians: the library's model with its own cache; the engine on the library's forward;
 the engine on the lean one; the same where KV blocks are scattered, so that every read is gathered; and the packed
 linear layers alone. With one thread the time is CPU of that thread, so that other work on the cores is not in it, but
@@ -50,7 +50,7 @@ REPEATS = 15
 BLOCK = 32
 KV_TOKENS = 4096
 TEXTS, LENGTH, TOGETHER = 32, 64, 8
-MODELS_HERE = {"draft, 1 M": MODELS / "draft", "target, 11 M": MODELS / "target", "inflated, 300 M": INFLATED}
+MODELS_HERE = {"target, 11 M": MODELS / "target", "inflated, 300 M": INFLATED}
 DTYPES = ("bfloat16", "float32")
 Pass = Callable[[int], None]
 """A pass over this number of tokens."""
@@ -247,7 +247,7 @@ def main(threads: int) -> None:
     kinds = [(name, folder, dtype) for name, folder in MODELS_HERE.items() for dtype in DTYPES]
     rows = [row for kind in kinds for row in compare(*kind, clock)]
     write(f"forward_{threads}", command, rows)
-    reads = [reading(*kind, context, clock) for kind in list(MODELS_HERE.items())[1:] for context in (256, 1024, 4096)]
+    reads = [reading(*kind, context, clock) for kind in MODELS_HERE.items() for context in (256, 1024, 4096)]
     write(f"forward_reads_{threads}", command, reads)
     found = [
         dependence(name, MODELS_HERE[name], dtype, lean)
