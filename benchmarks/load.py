@@ -2,9 +2,9 @@
 
 usage: python -m benchmarks.load [inflated|shipped] [REPEATS]
 
-`inflated` is the shipped target at the price of 300 M parameters. Requests differ in prompt and seed; T = 0.7. Each of
-so many clients sends a few requests, one after the other: with one each, plain runs would end all together and
-speculative ones in a tail of ever fewer sessions, which is slower whatever is done.
+`inflated` is the shipped target at the price of 300 M parameters. Requests differ in prompt and seed; T = 0.7. As many
+clients send a few requests each, one after the other: with one each, plain runs would end all together and speculative
+ones in a tail of ever fewer sessions, which is slower whatever is done.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from benchmarks.records import Row, write
 from slipstream.v1 import gateway_pb2
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
-WAVES = 6
-"""Requests of each client; fewer where there are many clients."""
-MOST_REQUESTS = 96
+REQUESTS_PER_CLIENT, MOST_REQUESTS = 6, 96
+"""Of a run: each client sends so many, or fewer where all would send more together; at least one."""
 TARGETS = {"inflated": str(INFLATED), "shipped": str(MODELS / "target")}
 
 
@@ -37,7 +36,7 @@ async def compare(server: str, at_once: int, tokens: int, repeats: int) -> Row:
     loads: dict[bool, list[LoadResult]] = {False: [], True: []}
     for _ in range(repeats):
         for speculate, some in loads.items():
-            number = at_once * max(1, min(WAVES, MOST_REQUESTS // at_once))
+            number = at_once * max(1, min(REQUESTS_PER_CLIENT, MOST_REQUESTS // at_once))
             some.append(await run_load(server, requests(number, tokens, speculate=speculate), at_once))
     off, on = ([load.tokens_per_s for load in some] for some in loads.values())
     ratios = sorted(b / a for a, b in zip(off, on, strict=True))

@@ -90,10 +90,7 @@ TARGET static void NAME(add_tile)(const char *const *values, long at, long kind,
         else NAME(add_some)(values, at, PAIRS, count, weights, sums, n, VECTORS); \
         break;
     switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if TILE_ROWS > 6
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
+        EACH_COUNT(CASE)
     }
 #undef CASE
 }
@@ -214,11 +211,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         if (low >= high)
             continue;
         long some = high - low, next = most - at - count < BLOCK ? most - at - count : BLOCK;
-        for (long j = 0; j < count; j++) {
-            long row = pool_row(p, at + j);
-            key_at[j] = keys + row * a->key_row;
-            value_at[j] = values + row * a->value_row;
-        }
+        find_rows(p, keys, a->key_row, at, count, key_at);
+        find_rows(p, values, a->value_row, at, count, value_at);
         prefetch(p, values, a->value_row, a->value_dim * size, at, count);
         NAME(score)(key_at, a->kind, a->key_dim, count, queries + low * a->key_dim, some, scores);
         prefetch(p, keys, a->key_row, a->key_dim * size, at + count, next);
@@ -239,11 +233,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
     if (first_node < p->count) { /* the trunk's last keys and the paths of nodes, token by token */
         long at = trunk - trunk % BLOCK, shared = trunk - at, nodes = p->first + p->count - p->pending;
         long count = shared + nodes, first = first_node * a->group, some = rows - first;
-        for (long j = 0; j < count; j++) {
-            long row = pool_row(p, at + j);
-            key_at[j] = keys + row * a->key_row;
-            value_at[j] = values + row * a->value_row;
-        }
+        find_rows(p, keys, a->key_row, at, count, key_at);
+        find_rows(p, values, a->value_row, at, count, value_at);
         NAME(score)(key_at, a->kind, a->key_dim, count, queries + first * a->key_dim, some, scores);
         for (long token = first_node; token < p->count; token++) {
             long path[MOST_TAIL], length = shared, place = MOST_TAIL, row = token * a->group;

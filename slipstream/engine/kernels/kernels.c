@@ -98,6 +98,13 @@ static inline long pool_row(const struct part *p, long slot)
     return p->slots ? p->slots[slot] : p->start + slot;
 }
 
+/* Where the heads of `count` keys or values from the slot `first` on stand. */
+static void find_rows(const struct part *p, const char *heads, long stride, long first, long count, const char **found)
+{
+    for (long j = 0; j < count; j++)
+        found[j] = heads + pool_row(p, first + j) * stride;
+}
+
 /* Asks memory for heads of `bytes`: they lie too far apart for the processor to foresee. */
 static void prefetch(const struct part *p, const char *heads, long stride, long bytes, long first, long count)
 {

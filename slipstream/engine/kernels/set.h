@@ -7,6 +7,14 @@
 #define WIDTH (LANES * VECTORS)
 #define ALWAYS static inline __attribute__((always_inline))
 
+/* A case of a switch for each number of rows that a tile may have. */
+#if TILE_ROWS > 6
+#define EACH_COUNT(CASE) \
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#else
+#define EACH_COUNT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#endif
+
 #include "tile.h"
 #ifndef DOT_PAIRS /* attention computes in fp32: the set above this one has it */
 #include "attention.h"
@@ -17,6 +25,7 @@
 #undef ALWAYS
 #undef SIDE
 #undef UNROLLED
+#undef EACH_COUNT
 #undef NAME
 #undef TARGET
 #undef V

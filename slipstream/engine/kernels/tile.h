@@ -76,10 +76,7 @@ TARGET static void NAME(tile)(long kind, const struct steps *s, const char *x, l
         else { KIND(n, SIDE(n)); } \
         break;
     switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if TILE_ROWS > 6
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
+        EACH_COUNT(CASE)
     }
 #undef CASE
 #undef KIND

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2
+from tests.verifier_sessions import new_session
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.session import Session
 from verifier_svc.sources.shadow import ShadowDrafter
@@ -25,22 +25,8 @@ LIMIT = 6
 
 
 def session(**changes: Any) -> Session:
-    fields: dict[str, Any] = {
-        "id": "s",
-        "number": 1,
-        "epoch": 1,
-        "sampling": SamplingParams(temperature=0.0),
-        "tokens": list(PROMPT),
-        "prompt_length": len(PROMPT),
-        "max_length": 1000,
-        "stop_token_ids": frozenset([STOP]),
-        "max_draft_tokens": LIMIT,
-        "credit": None,
-        "tree": CandidateTree(PROMPT),
-        "history": None,
-        "send": lambda reply: None,
-    }
-    return Session(**fields | changes)
+    fields: dict[str, Any] = {"max_length": 1000, "stop_token_ids": frozenset([STOP]), "max_draft_tokens": LIMIT}
+    return new_session(PROMPT, **fields | changes)
 
 
 @st.composite
