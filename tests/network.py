@@ -31,7 +31,7 @@ class Network:
         """The HOST:PORT by which others know the server at `address`; with `tls` they speak TLS as far as here."""
 
         async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            dialler = self._dialler(writer.get_extra_info("peername")[1])
+            dialler = self._dialler(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
             try:
                 if dialler is not None:  # else it left at once
                     await self.way(dialler, server).join(reader, writer, address)
@@ -58,8 +58,8 @@ class Network:
             task.cancel()
         await asyncio.gather(*self._joined, return_exceptions=True)
 
-    def _dialler(self, port: int) -> str | None:
-        inode = _inode(port)
+    def _dialler(self, near: int, far: int) -> str | None:
+        inode = _inode(near, far)
         return next((name for name, pid in self._parties().items() if inode in _sockets(pid)), None)
 
 
@@ -81,11 +81,12 @@ def _sockets(pid: int) -> set[str]:
         return set()
 
 
-def _inode(port: int) -> str:
-    """Inode of the connection that has this port at the dialling end."""
+def _inode(near: int, far: int) -> str:
+    """Inode of the connection from one port here to another: one port alone may belong to several."""
     for table in ("tcp", "tcp6"):  # gRPC has IPv6 sockets for IPv4 addresses
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if int(fields[1].rpartition(":")[2], 16) == port and fields[3] == ESTABLISHED:
-                return fields[9]
+            _, local, remote, state, *rest = line.split()
+            ports = [int(address.rpartition(":")[2], 16) for address in (local, remote)]
+            if ports == [near, far] and state == ESTABLISHED:
+                return rest[5]
     return ""

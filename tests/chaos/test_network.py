@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +16,22 @@ from tests.network import Network
 from tests.way import Lane, Way
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+DIALLER = """
+import socket, sys
+own, door = map(int, sys.argv[1:])
+with socket.socket() as line:
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    line.bind(("127.0.0.1", own))
+    line.connect(("127.0.0.1", door))
+    line.sendall(b"x")
+    assert line.recv(1) == b"x"
+"""
+"""Program of a process that says one byte from one port to another."""
 
 
 @asynccontextmanager
-async def echo() -> AsyncIterator[tuple[Way, Ends]]:
-    """A connection to a server that says everything again, and the way that it takes."""
+async def echo_door(parties: dict[str, int]) -> AsyncIterator[tuple[Network, int]]:
+    """A network of these parties, and the port of its door to a server that says everything again."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -31,15 +44,24 @@ async def echo() -> AsyncIterator[tuple[Way, Ends]]:
             writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    network = Network(lambda: {"me": os.getpid()})
-    host, _, port = (await network.door("echo", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")).rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    network = Network(lambda: parties)
+    door = await network.door("echo", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
-        yield network.way("me", "echo"), (reader, writer)
+        yield network, int(door.rpartition(":")[2])
     finally:
-        writer.close()
         await network.close()
         server.close()
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[tuple[Way, Ends]]:
+    """A connection to such a server, and the way that it takes."""
+    async with echo_door({"me": os.getpid()}) as (network, door):
+        reader, writer = await asyncio.open_connection("127.0.0.1", door)
+        try:
+            yield network.way("me", "echo"), (reader, writer)
+        finally:
+            writer.close()
 
 
 @pytest.mark.parametrize("direction", ["there", "back", "both"])
@@ -108,3 +130,26 @@ async def test_parties_have_ways_of_their_own() -> None:
     assert await reader.read() == b"", "nobody knows who dialled"
     writer.close()
     await network.close()
+
+
+async def test_a_dialler_is_not_taken_for_another_at_the_same_port() -> None:
+    """The kernel gives one port to many connections, as long as they lead to different addresses."""
+    parties = {"other": os.getpid()}
+    async with echo_door(parties) as (network, door):
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(32)]
+        others = [socket.socket() for _ in listeners]
+        try:
+            port = 0
+            for other, listener in zip(others, listeners, strict=True):
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                other.bind(("127.0.0.1", port))
+                port = other.getsockname()[1]
+                other.connect(listener.getsockname())
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", DIALLER, str(port), str(door))
+            parties["me"] = process.pid
+            assert await process.wait() == 0
+            assert network.way("me", "echo").back.passed == 1
+            assert network.way("other", "echo").back.passed == 0
+        finally:
+            for each in (*others, *listeners):
+                each.close()
