@@ -49,6 +49,7 @@ def test_half_types_are_near(dtype: str, tmp_path: Path) -> None:
         assert (there.cpu() - logits).abs().max() < 0.1 * logits.std()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
 def test_a_pass_does_not_wait_for_the_gpu(family: str, tmp_path: Path) -> None:
     engine = TorchEngine(load_checkpoint(str(save_checkpoint(family, tmp_path)), device=GPU), 1024, block_size=8)
