@@ -33,7 +33,7 @@ class Network:
         async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             dialler = self._dialler(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
             try:
-                if dialler is not None:  # else it left at once
+                if dialler is not None:  # else it left at once, or is no party
                     await self.way(dialler, server).join(reader, writer, address)
             finally:
                 writer.transport.abort()

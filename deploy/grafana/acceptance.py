@@ -117,7 +117,7 @@ ACCEPTANCE = Dashboard(
                 "Verifiers whose drafters pause, by cause",
                 (Query("avg by (cause) (slipstream_drafting_paused)", "{{cause}}"),),
                 "price: a candidate costs what it brings; slower: trials found fewer tokens a second with drafting; "
-                "trial: one is under way.",
+                "trial: one without drafting is under way.",
                 "percentunit",
                 most=1,
             ),

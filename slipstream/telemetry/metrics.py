@@ -311,7 +311,7 @@ DRAFT_WAIT = _verifier(
 DRAFTING_PAUSED = _verifier(
     "slipstream_drafting_paused",
     "1 while drafters pause, by cause: price, a candidate costs what it brings; slower, trials found fewer tokens a "
-    "second with drafting; trial, one is under way.",
+    "second with drafting, at this load or at the one before; trial, one without drafting is under way.",
     "cause",
 )
 DEPTH_DRAFTED = _verifier(
