@@ -135,4 +135,5 @@ def load(service: VerifierService) -> worker_pb2.WatchResponse:
         preemptions=scheduler.kv_admission.preemptions,
         prefix_tokens_sought=scheduler.kv_admission.prefix_tokens_sought,
         prefix_tokens_found=scheduler.kv_admission.prefix_tokens_found,
+        drafting_paused=scheduler.pause_cause,
     )

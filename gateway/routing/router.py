@@ -208,16 +208,8 @@ class Router:
 
     def list_models(self) -> gateway_pb2.ListModelsResponse:
         """Raises Unavailable while no verifier is known."""
-        return gateway_pb2.ListModelsResponse(
-            models=[
-                gateway_pb2.ServedModel(
-                    model=model,
-                    verifiers=sum(1 for known in self.verifiers if known.model and known.model.name == name),
-                    drafters=[self._describe_drafter(name, model) for name in self._names()],
-                )
-                for name, model in sorted(self.models().items())
-            ]
-        )
+        models = [self._describe_model(name, model) for name, model in sorted(self.models().items())]
+        return gateway_pb2.ListModelsResponse(models=models)
 
     def describe_fleet(self) -> list[gateway_pb2.FleetWorker]:
         """Every worker, verifiers first. A drafter is compared with the first model."""
@@ -239,6 +231,15 @@ class Router:
                 each.burden,
             ),
             default=None,
+        )
+
+    def _describe_model(self, name: str, model: types_pb2.ModelInfo) -> gateway_pb2.ServedModel:
+        verifiers = [known for known in self.verifiers if known.model and known.model.name == name]
+        return gateway_pb2.ServedModel(
+            model=model,
+            verifiers=len(verifiers),
+            drafters=[self._describe_drafter(each, model) for each in self._names()],
+            paused_verifiers=sum(verifier.paused for verifier in verifiers),
         )
 
     def _describe_drafter(self, name: str, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:

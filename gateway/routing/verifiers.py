@@ -92,6 +92,11 @@ class VerifierWorker:
         return self._watch.load.waiting > 0
 
     @property
+    def paused(self) -> bool:
+        """Whether its drafters pause."""
+        return bool(self._watch.load.drafting_paused)
+
+    @property
     def kv_usage(self) -> float:
         """Share of its KV blocks that sessions hold, from 0 to 1."""
         load = self._watch.load

@@ -53,12 +53,18 @@ def model_lines(models: Sequence[gateway_pb2.ServedModel]) -> Iterator[str]:
         noun = "verifier" if served.verifiers == 1 else "verifiers"
         yield f"{served.model.name}: {served.verifiers} {noun}, texts of up to {served.model.max_length} tokens"
         for drafter in served.drafters:
-            fits = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else "drafts"
-            yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {fits}"
+            state = "away" if drafter.away else "drafts"
+            state = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else state
+            yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {state}"
             if drafter.warning:
                 yield f"    {drafter.warning}"
         if not served.drafters:
             yield "  no drafter: plain decoding"
+        if served.paused_verifiers:
+            yield (
+                f"  drafting pauses on {served.paused_verifiers} of {served.verifiers}: it does not pay there now, or "
+                "that is being tried (slipstream_drafting_paused)"
+            )
 
 
 def _watch(client: Client, every_s: float, as_json: bool, console: Console) -> None:
@@ -154,4 +160,6 @@ def state_of(worker: gateway_pb2.FleetWorker) -> str:
         return f"does not fit: {worker.problem}"
     if worker.load.draining:
         return "draining"
+    if worker.load.drafting_paused:
+        return f"ready; drafting pauses: {worker.load.drafting_paused}"
     return f"ready; {worker.warning}" if worker.warning else "ready"

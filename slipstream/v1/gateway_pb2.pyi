@@ -442,26 +442,30 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ...) -> None: ...
 
 class ServedModel(_message.Message):
-    __slots__ = ("model", "verifiers", "drafters")
+    __slots__ = ("model", "verifiers", "drafters", "paused_verifiers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     verifiers: int
     drafters: _containers.RepeatedCompositeFieldContainer[ServedDrafter]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., verifiers: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[ServedDrafter, _Mapping]]] = ...) -> None: ...
+    paused_verifiers: int
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., verifiers: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[ServedDrafter, _Mapping]]] = ..., paused_verifiers: _Optional[int] = ...) -> None: ...
 
 class ServedDrafter(_message.Message):
-    __slots__ = ("name", "model", "mismatch", "warning")
+    __slots__ = ("name", "model", "mismatch", "warning", "away")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MISMATCH_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.ModelInfo
     mismatch: str
     warning: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., mismatch: _Optional[str] = ..., warning: _Optional[str] = ...) -> None: ...
+    away: bool
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., mismatch: _Optional[str] = ..., warning: _Optional[str] = ..., away: _Optional[bool] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text")

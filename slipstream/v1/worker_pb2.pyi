@@ -48,7 +48,7 @@ class WatchRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("sessions", "kv_blocks_total", "kv_blocks_free", "draining", "steps", "waiting", "preemptions", "prefix_tokens_sought", "prefix_tokens_found")
+    __slots__ = ("sessions", "kv_blocks_total", "kv_blocks_free", "draining", "steps", "waiting", "preemptions", "prefix_tokens_sought", "prefix_tokens_found", "drafting_paused")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class WatchResponse(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_TOKENS_SOUGHT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_TOKENS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_PAUSED_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     kv_blocks_total: int
     kv_blocks_free: int
@@ -67,4 +68,5 @@ class WatchResponse(_message.Message):
     preemptions: int
     prefix_tokens_sought: int
     prefix_tokens_found: int
-    def __init__(self, sessions: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., waiting: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ...) -> None: ...
+    drafting_paused: str
+    def __init__(self, sessions: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., waiting: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., drafting_paused: _Optional[str] = ...) -> None: ...

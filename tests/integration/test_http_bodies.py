@@ -168,6 +168,17 @@ async def test_the_fault_of_a_field_of_several_kinds_is_named_by_its_place(
         assert (await served.post(path, body)).json()["error"]["message"] == message
 
 
+async def test_the_place_where_a_body_ends_to_be_json_is_named(
+    setting: Setting, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    served = await chatting(setting, stack, tmp_path)
+    headers = {"content-type": "application/json"}
+    answer = await served.client.post("/v1/completions", content=b'{"prompt":"x",', headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] is None
+    assert error["message"].startswith("The body is no JSON, from its character 14 on: Expecting property name")
+
+
 async def test_a_developers_messages_are_the_systems_for_a_template_that_knows_none(
     setting: Setting, stack: AsyncExitStack, tmp_path: Path
 ) -> None:

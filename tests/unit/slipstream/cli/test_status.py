@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from slipstream.cli.status import StepRates, fleet_table, state_of
+from slipstream.cli.status import StepRates, fleet_table, model_lines, state_of
 from slipstream.v1 import gateway_pb2, types_pb2, worker_pb2
 
 MODEL = types_pb2.ModelInfo(name="toy")
@@ -26,11 +26,24 @@ def worker(**changes: object) -> gateway_pb2.FleetWorker:
         (worker(present=False), "away"),
         (worker(problem="another vocabulary"), "does not fit: another vocabulary"),
         (worker(load=worker_pb2.WatchResponse(draining=True)), "draining"),
+        (worker(load=worker_pb2.WatchResponse(drafting_paused="price")), "ready; drafting pauses: price"),
         (worker(warning="another template"), "ready; another template"),
     ],
 )
 def test_the_state_of_a_worker_is_what_keeps_it_from_work(described: gateway_pb2.FleetWorker, state: str) -> None:
     assert state_of(described) == state
+
+
+def test_a_drafter_that_is_away_and_a_pause_are_told() -> None:
+    there, away = (
+        gateway_pb2.ServedDrafter(name="ngram"),
+        gateway_pb2.ServedDrafter(name="model", model=MODEL, away=True),
+    )
+    drafters = [there, away]
+    served = gateway_pb2.ServedModel(model=MODEL, verifiers=2, drafters=drafters, paused_verifiers=1)
+    first, ngram, model, pause = model_lines([served])
+    assert first.startswith("toy: 2 verifiers") and ngram == "  ngram (no model): drafts"
+    assert model == "  model (toy): away" and pause.startswith("  drafting pauses on 1 of 2:")
 
 
 def test_rates_are_of_workers_that_both_looks_have_and_that_did_not_begin_anew() -> None:
