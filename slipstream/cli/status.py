@@ -53,8 +53,7 @@ def model_lines(models: Sequence[gateway_pb2.ServedModel]) -> Iterator[str]:
         noun = "verifier" if served.verifiers == 1 else "verifiers"
         yield f"{served.model.name}: {served.verifiers} {noun}, texts of up to {served.model.max_length} tokens"
         for drafter in served.drafters:
-            state = "away" if drafter.away else "drafts"
-            state = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else state
+            state = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else "away" if drafter.away else "drafts"
             yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {state}"
             if drafter.warning:
                 yield f"    {drafter.warning}"

@@ -11,6 +11,7 @@ from gateway.routing.breaker import BreakerState
 from gateway.routing.drafters import DrafterWorker, replica
 from gateway.routing.router import DrafterRequirements, Router
 from gateway.routing.verifier_session import Received
+from gateway.routing.verifiers import VerifierWorker
 from gateway.sessions.drafter_assignment import LOOK_S, DrafterAssignment
 from gateway.sessions.request_stats import RequestStats
 from slipstream.errors import NotFound, PermissionDenied
@@ -74,6 +75,15 @@ def test_a_named_pool_whose_replicas_are_all_away_is_dialled_and_an_empty_one_wa
     assert fleet.pair("later") == []
     with pytest.raises(NotFound, match="known are later, model, ngram"):
         fleet.pair(away.name)
+
+
+def test_a_model_is_listed_with_drafters_that_are_away_and_verifiers_that_pause(fleet: Fleet) -> None:
+    for drafter in (fleet.add(1), fleet.add(2, present=False), fleet.add(3, pool="ngram", present=False)):
+        drafter._watch.model = TARGET
+    fleet.router.verifiers += [MagicMock(VerifierWorker, model=TARGET, paused=paused) for paused in (True, False)]
+    [served] = fleet.router.list_models().models
+    assert (served.verifiers, served.paused_verifiers) == (2, 1)
+    assert {each.name: each.away for each in served.drafters} == {"model": False, "ngram": True, "later": False}
 
 
 def test_trust_belongs_to_the_name_while_nobody_has_it(fleet: Fleet) -> None:
