@@ -85,13 +85,13 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """The first fault of a body, without its value."""
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
+    if faults[0]["type"] == "json_invalid":
+        at, fault = faults[0]["loc"][-1], faults[0]["ctx"]["error"]
+        return _response(request, InvalidArgument(f"The body is no JSON, from its character {at} on: {fault}."))
     # Of a field that may be of several kinds: the fault of the kind that the value was nearest to.
     field = faults[0]["loc"][:2]
     first = max((each for each in faults if each["loc"][:2] == field), key=lambda each: len(each["loc"]))
     fields = [str(part) for part in first["loc"][1:] if not _KIND.fullmatch(str(part))]
-    if first["type"] == "json_invalid":
-        at, fault = first["loc"][-1], first["ctx"]["error"]
-        return _response(request, InvalidArgument(f"The body is no JSON, from its character {at} on: {fault}."))
     if not fields:
         return _response(request, InvalidArgument("Send a JSON object, with content-type: application/json."))
     return _response(request, InvalidArgument(f"{'.'.join(fields)}: {first['msg']}."), fields[0])

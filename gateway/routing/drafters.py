@@ -120,11 +120,7 @@ class DrafterWorker:
         if mine is None:
             return gateway_pb2.ServedDrafter(name=self.pool, mismatch=unreached_yet(self.pool))
         return gateway_pb2.ServedDrafter(
-            name=self.pool,
-            model=mine,
-            mismatch=self.mismatch(target),
-            warning=template_warning(mine, target),
-            away=self.away,
+            name=self.pool, model=mine, mismatch=self.mismatch(target), warning=template_warning(mine, target)
         )
 
     def as_fleet_worker(self, target: types_pb2.ModelInfo | None) -> gateway_pb2.FleetWorker:

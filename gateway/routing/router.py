@@ -204,7 +204,7 @@ class Router:
 
     def predicts(self, name: str) -> bool:
         """Whether the drafter of this name proposes from predicted outputs."""
-        return any(drafter.pool == name and needs_prediction(drafter.method) for drafter in self.drafters)
+        return any(needs_prediction(drafter.method) for drafter in self._replicas(name))
 
     def list_models(self) -> gateway_pb2.ListModelsResponse:
         """Raises Unavailable while no verifier is known."""
@@ -220,11 +220,14 @@ class Router:
     def _names(self) -> list[str]:
         return list(dict.fromkeys([*self.pools, *(drafter.pool for drafter in self.drafters)]))
 
+    def _replicas(self, name: str) -> list[DrafterWorker]:
+        return [drafter for drafter in self.drafters if drafter.pool == name]
+
     def _best_replica(self, name: str, target: types_pb2.ModelInfo) -> DrafterWorker | None:
         """The replica to choose; one with another vocabulary only if none fits."""
         now = self.clock()
         return min(
-            (drafter for drafter in self.drafters if drafter.pool == name),
+            self._replicas(name),
             key=lambda each: (
                 bool(each.mismatch(target)),
                 each.breaker.state(now) is not BreakerState.CLOSED,
@@ -246,7 +249,9 @@ class Router:
         drafter = self._best_replica(name, target)
         if drafter is None:
             return gateway_pb2.ServedDrafter(name=name, mismatch=unreached_yet(name))
-        return drafter.as_served(target)
+        served = drafter.as_served(target)
+        served.away = all(replica.away for replica in self._replicas(name))
+        return served
 
     def _check_trusted(self) -> None:
         if not any([*self.pools.values(), *(drafter.trusted for drafter in self.drafters)]):

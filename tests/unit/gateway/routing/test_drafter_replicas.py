@@ -78,8 +78,10 @@ def test_a_named_pool_whose_replicas_are_all_away_is_dialled_and_an_empty_one_wa
 
 
 def test_a_model_is_listed_with_drafters_that_are_away_and_verifiers_that_pause(fleet: Fleet) -> None:
-    for drafter in (fleet.add(1), fleet.add(2, present=False), fleet.add(3, pool="ngram", present=False)):
+    failing, away = fleet.add(1), fleet.add(2, present=False)
+    for drafter in (failing, away, fleet.add(3, pool="ngram", present=False)):
         drafter._watch.model = TARGET
+    failing.breaker.failed(object(), types_pb2.Failure(reason="PROTOCOL"), fleet.now)
     fleet.router.verifiers += [MagicMock(VerifierWorker, model=TARGET, paused=paused) for paused in (True, False)]
     [served] = fleet.router.list_models().models
     assert (served.verifiers, served.paused_verifiers) == (2, 1)

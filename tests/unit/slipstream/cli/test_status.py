@@ -35,11 +35,10 @@ def test_the_state_of_a_worker_is_what_keeps_it_from_work(described: gateway_pb2
 
 
 def test_a_drafter_that_is_away_and_a_pause_are_told() -> None:
-    there, away = (
+    drafters = [
         gateway_pb2.ServedDrafter(name="ngram"),
         gateway_pb2.ServedDrafter(name="model", model=MODEL, away=True),
-    )
-    drafters = [there, away]
+    ]
     served = gateway_pb2.ServedModel(model=MODEL, verifiers=2, drafters=drafters, paused_verifiers=1)
     first, ngram, model, pause = model_lines([served])
     assert first.startswith("toy: 2 verifiers") and ngram == "  ngram (no model): drafts"
