@@ -13,25 +13,36 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled test-vllm test-gpu test-all chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled test-install test-vllm test-gpu test-all chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+# PyPI's torch for Linux is built for CUDA and brings its libraries, some 4 GB. TORCH_INDEX names an index with another
+# build, as for images: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
 setup: $(READY) ## Install the project and its tools into .venv (some minutes the first time)
 
+# Ready is what can be imported: every role, and what their models are computed and quantised with.
+LOADED := gateway.gateway drafter_svc.service verifier_svc.service training slipstream.cli transformers torchao bitsandbytes
 $(READY): pyproject.toml constraints.txt $(wildcard slipstream/engine/kernels/*.[ch])
 	@echo "Installing into $(VENV), torch included: some minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m tools.importable $(LOADED)
 	touch $@
 
-setup-vllm: $(VLLM)/.ready ## Install vLLM's CPU build and the project into .venv-vllm (3 GB)
+setup-vllm: $(VLLM)/.ready ## Install vLLM's CPU build and the project into .venv-vllm
 
+# torch with all that its build requires; of the others the versions that were tested, and nothing else.
 $(VLLM)/.ready: pyproject.toml requirements-vllm.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements-vllm.txt
-	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(VLLM)/bin/python $(PIP_INSTALL) -c requirements-vllm.txt torch
+	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps -r requirements-vllm.txt
+	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	$(VLLM)/bin/python -m tools.importable vllm verifier_svc.service verifier_svc.execution.vllm.executor
 	touch $@
 
 demo: setup ## Start every role here and compare plain with speculative decoding
@@ -68,6 +79,9 @@ test-compiled: setup ## What mypyc compiles for wheels and images, and exactness
 	cd $(COMPILED) && $(abspath $(BIN))/python -m tests.compiled
 	cd $(COMPILED) && $(abspath $(BIN))/python -m pytest -q -n 2 --dist loadfile tests/unit/slipstream/speculation \
 		tests/unit/verifier_svc tests/e2e/test_exactness.py
+
+test-install: setup ## Clients, gateways and lookup drafters in environments without torch, and their sizes
+	$(BIN)/python -m tools.empty_environments
 
 # Warnings are vLLM's own. Two files at a time, the slowest first: most of their time processes start.
 VLLM_FIRST := tests/vllm/test_faults.py tests/vllm/test_trained_head.py

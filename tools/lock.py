@@ -1,10 +1,15 @@
-"""`python -m tools.lock > docker/constraints.txt`: the versions that images are built of, those installed here.
+"""The versions that images are built of, those installed here:
 
-What the roles need, and what that needs in turn, by pyproject.toml and the packages' own metadata.
+    python -m tools.lock > docker/constraints.txt              # all images
+    python -m tools.lock cuda > docker/constraints-cu130.txt   # CUDA's libraries, for images with GPUs
+
+Requirements of the roles by pyproject.toml, and what those require in turn by the packages' own metadata. The second
+list can be made only where torch is a CUDA build, as PyPI's is for Linux; the first is the same beside either build.
 """
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from importlib.metadata import distribution
@@ -16,7 +21,12 @@ from packaging.version import Version
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 EXTRAS = ("gateway", "drafter", "verifier", "quantised")
-HEAD = "# What images are built of: the versions that were tested. Made by `python -m tools.lock`."
+HEADS = {
+    "": "# What images are built of: the versions that were tested. Made by `python -m tools.lock`.",
+    "cuda": "# CUDA's libraries in images with GPUs, beside constraints.txt. Made by `python -m tools.lock cuda`.",
+}
+CUDA = ("cuda-", "nvidia-", "triton")
+"""Beginnings of names that only torch's CUDA builds require."""
 
 
 def wanted(project: Path = PROJECT) -> list[Requirement]:
@@ -50,6 +60,21 @@ def closure(requirements: Iterable[Requirement]) -> dict[str, Version]:
     return found
 
 
+def for_cuda(name: str) -> bool:
+    """True for a package that torch requires in its CUDA builds alone. `name` is canonical."""
+    return name.startswith(CUDA)
+
+
+def lines(kind: str) -> list[str]:
+    """The file of this kind: `cuda`, or empty for what every image has. Raises SystemExit where torch here is built
+    without CUDA and its libraries are wanted."""
+    installed = closure(wanted())
+    pins = [f"{name}=={each.public}" for name, each in sorted(installed.items()) if for_cuda(name) is (kind == "cuda")]
+    if not pins:
+        raise SystemExit("torch is built without CUDA here; run this where PyPI's build is installed.")
+    return [HEADS[kind], *pins]
+
+
 def needs(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
     """On this platform."""
     for line in distribution(name).requires or ():
@@ -59,5 +84,4 @@ def needs(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
 
 
 if __name__ == "__main__":
-    pins = [f"{name}=={version.public}" for name, version in sorted(closure(wanted()).items())]
-    print("\n".join([HEAD, *pins]))
+    print("\n".join(lines("".join(sys.argv[1:]))))

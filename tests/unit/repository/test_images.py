@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from packaging.utils import canonicalize_name
 
@@ -17,11 +19,12 @@ from drafter_svc.config import DrafterConfig
 from gateway.config import GatewayConfig
 from slipstream.config import from_env
 from slipstream.telemetry.metrics import DECLARED
-from tools.lock import EXTRAS, closure, wanted
+from tools.lock import EXTRAS, closure, for_cuda, wanted
 from verifier_svc.config import VerifierConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCK = ROOT / "docker" / "constraints.txt"
+CUDA_LOCK = ROOT / "docker" / "constraints-cu130.txt"
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "compose.yaml").read_text()))[
     "services"
@@ -110,18 +113,42 @@ def test_images_are_made_of_every_package_that_is_installed() -> None:
     assert {name.removesuffix("*") for name in packaged} == set(copied) <= set(let_through)
 
 
+def pins(file: Path) -> dict[str, str]:
+    """Versions by name."""
+    return dict(line.split("==") for line in file.read_text().splitlines() if not line.startswith("#"))
+
+
 def test_images_are_built_of_versions_that_were_tested() -> None:
-    """All that the roles need has one, and torch's index may not bring another."""
-    pins = dict(line.split("==") for line in LOCK.read_text().splitlines() if not line.startswith("#"))
+    """Each package that the roles require has one, and torch's index may not bring another."""
+    locked = pins(LOCK)
     for needed in wanted():
-        assert needed.specifier.contains(pins[canonicalize_name(needed.name)]), needed
-    assert set(pins) >= set(closure(wanted()))
+        assert needed.specifier.contains(locked[canonicalize_name(needed.name)]), needed
+    assert set(locked) >= {name for name in closure(wanted()) if not for_cuda(name)}
     others = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
-    assert all(pins.get(name, version) == version for name, version in others)
+    assert all(locked.get(name, version) == version for name, version in others)
     installs = re.findall(r"pip install .*?(?=&&|\n\n|\nRUN|\nCOPY)", DOCKERFILE, re.DOTALL)
     assert len(installs) == 5
     assert all("-c /constraints.txt" in install for install in installs)
     assert set(EXTRAS) == {name for extras in re.findall(r"whl\)\[(.*?)\]", DOCKERFILE) for name in extras.split(",")}
+
+
+def test_only_images_for_gpus_are_held_to_versions_of_cuda() -> None:
+    """An image for CPUs takes torch's CPU build, which requires none of them."""
+    assert not [name for name in pins(LOCK) if for_cuda(name)]
+    assert pins(CUDA_LOCK) and all(map(for_cuda, pins(CUDA_LOCK)))
+    if torch.version.cuda is not None:  # PyPI's build for Linux; elsewhere its libraries are not there to be compared
+        assert set(pins(CUDA_LOCK)) == {name for name in closure(wanted()) if for_cuda(name)}
+
+
+@pytest.mark.parametrize(("index", "held"), [("whl/cpu", False), ("whl/cu130", True), ("whl/cu126", False)])
+def test_an_image_takes_the_versions_of_its_own_cuda(index: str, held: bool, tmp_path: Path) -> None:
+    (command,) = re.findall(r"^RUN (touch .*)$", stages(DOCKERFILE)["worker-venv"], re.MULTILINE)
+    for file in (LOCK, CUDA_LOCK):
+        shutil.copy(file, tmp_path)
+    script = command.replace("/constraints", f"{tmp_path}/constraints")
+    subprocess.run(["sh", "-c", script], env={"TORCH_INDEX": f"host/{index}"}, check=True)
+    found = pins(tmp_path / "constraints.txt")
+    assert found == (pins(LOCK) | pins(CUDA_LOCK) if held else pins(LOCK))
 
 
 @pytest.mark.parametrize("name", OURS)
