@@ -43,6 +43,11 @@ class Checkpoint:
     device: torch.device
     """The device of the model's input tokens."""
 
+    @property
+    def forward_path(self) -> str:
+        """One of "kernels", "lean" and "library" (`slipstream.engine.models.forward.Forward.path`)."""
+        return self.forward.path
+
 
 def load_checkpoint(
     name: str,
