@@ -170,4 +170,6 @@ def model_to_proto(model: Model) -> types_pb2.ModelInfo:
         parameter_count=model.parameters,
         dtype=model.dtype,
         chat_template_fingerprint=model.chat_template,
+        arithmetic=model.arithmetic,
+        batch_invariant=model.batch_invariant,
     )
