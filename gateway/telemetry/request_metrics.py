@@ -89,6 +89,8 @@ class RequestMetrics:
         """By (model, workload)."""
         self.refused = 0
         self.rehomings = 0
+        self.arithmetic_changes = 0
+        """Times that a text went on with another arithmetic than wrote it so far."""
         self.failures: Counter[tuple[str, ...]] = Counter()
         """Failures of drafters, by (name, reason)."""
         self.methods = BoundedLabels(MOST_METHODS)
@@ -162,6 +164,9 @@ class SessionMetrics(SessionObserver):
 
     def reopening(self) -> None:
         self._metrics.rehomings += 1
+
+    def arithmetic_changed(self, before: str, after: str) -> None:
+        self._metrics.arithmetic_changes += 1
 
     def round_shown(self, done: verifier_pb2.Round) -> None:
         stats = self._stats

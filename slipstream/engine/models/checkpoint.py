@@ -186,10 +186,7 @@ def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     return ModelInfo(
         name=Path(source).name if is_local(name) else source,
-        # A file of the hub lies in a folder that is named after its commit.
-        revision=f"local-{weights_digest(Path(source))}"
-        if is_local(name)
-        else tokenizer_file(name, "config.json").parent.name,
+        revision=_revision(name, source),
         vocabulary_size=vocabulary_size,
         fingerprint=_fingerprint(name, vocabulary_size),
         max_length=_max_length(config),
@@ -198,6 +195,12 @@ def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
         eos_token_ids=as_ids(eos if eos is not None else config.eos_token_id),
         chat_template=chat_template_fingerprint(name),
     )
+
+
+def _revision(name: str, source: str) -> str:
+    if is_local(name):
+        return f"local-{weights_digest(Path(source))}"
+    return tokenizer_file(name, "config.json").parent.name  # lies in a folder that is named after its commit
 
 
 def _fingerprint(name: str, vocabulary_size: int) -> str:

@@ -51,7 +51,7 @@ def announced_dtype(model: str, own: torch.dtype, *, kernels: bool) -> torch.dty
 
 
 def dtype_on(place: torch.device, own: torch.dtype) -> torch.dtype:
-    """The type that a head computes in on this device, by torch's products: see `choose_dtype` for a CPU, `own` else."""
+    """The type of a head on this device, which torch's products compute: see `choose_dtype` for a CPU, `own` else."""
     return choose_dtype(own, kernels=False, native=native_bfloat16()).dtype if place.type == "cpu" else own
 
 

@@ -26,8 +26,8 @@ SETTLED_S = 10.0
 
 
 def weights_digest(path: Path) -> str:
-    """DIGITS hexadecimal digits of the checkpoint in a folder, or in one file. Raises FailedPrecondition for a file that
-    cannot be read."""
+    """DIGITS hexadecimal digits of the checkpoint in a folder, or in one file. Raises FailedPrecondition for a file
+    that cannot be read."""
     files = weight_files(path)
     digest = hashlib.sha256()
     try:

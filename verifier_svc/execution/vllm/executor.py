@@ -131,8 +131,8 @@ class VLLMExecutor:
 
 
 def arithmetic(revision: str, precision: str) -> str:
-    """The name of vLLM's arithmetic for these weights. It promises the distribution alone, so neither version nor device
-    is in it."""
+    """The name of vLLM's arithmetic for these weights. It promises the distribution alone: neither version nor
+    device is in it."""
     return "/".join((revision.removeprefix("local-")[:DIGITS], precision, "vllm"))
 
 
