@@ -1,9 +1,9 @@
 """Which arithmetic wrote which of a session's output tokens, as its record keeps it (`StoredRequest.arithmetics`).
 
 A session whose text was begun by one arithmetic goes on with that one alone: another would continue a text that it
-would not have written. A span is in the record before a verifier of its arithmetic writes its first token, so a span may have
-no tokens yet; such a one decides nothing. Records older than the field have no spans and get none: their sessions go on
-anywhere, as they were begun. All functions are pure; `length` counts output tokens.
+would not have written. A span is in the record before a verifier of its arithmetic writes its first token, so a span
+may have no tokens yet; such a one decides nothing. Records older than the field have no spans and get none: their
+sessions go on anywhere, as they were begun. All functions are pure; `length` counts output tokens.
 """
 
 from __future__ import annotations

@@ -96,6 +96,7 @@ class RequestMetrics:
         self.methods = BoundedLabels(MOST_METHODS)
         """Methods that drafters report."""
         self._models, self._workloads = BoundedLabels(MOST_MODELS), BoundedLabels(MOST_WORKLOADS, workloads)
+        self._arithmetics = BoundedLabels(MOST_MODELS)
         self._drafters, self._reasons = BoundedLabels(MOST_DRAFTERS), BoundedLabels(MOST_REASONS)
 
     @property
@@ -110,6 +111,9 @@ class RequestMetrics:
 
     def model_label(self, model: str) -> str:
         return self._models(model)
+
+    def arithmetic_label(self, arithmetic: str) -> str:
+        return self._arithmetics(arithmetic)
 
     def series_of(self, resolved: ResolvedRequest) -> RequestSeries:
         labels = self.model_label(resolved.model.name), self._workloads(resolved.workload)
