@@ -109,6 +109,9 @@ class GatewayConfig:
     """Times a session is opened again after a loss before it fails."""
     rehoming_wait_s: float = 10.0
     """Seconds that a session waits for a verifier."""
+    mixed_arithmetic: str = "refuse"
+    """For a session whose text no verifier left could have begun, if its request says nothing: `refuse` ends it with
+    ARITHMETIC_GONE, to be resumed; `mark` goes on with another arithmetic, and says so."""
     stall_s: float = 30.0
     """Seconds without a step after which a session leaves its verifier."""
     breaker_window_s: float = 30.0
@@ -152,6 +155,8 @@ class GatewayConfig:
             raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
         if self.store_eviction not in ("warn", "refuse"):
             raise InvalidArgument(f"GATEWAY_STORE_EVICTION={self.store_eviction!r}; choose warn or refuse.")
+        if self.mixed_arithmetic not in ("refuse", "mark"):
+            raise InvalidArgument(f"GATEWAY_MIXED_ARITHMETIC={self.mixed_arithmetic!r}; choose refuse or mark.")
         if self.tool_calls not in TOOL_FORMATS:
             raise InvalidArgument(f"GATEWAY_TOOL_CALLS={self.tool_calls!r}; choose one of {', '.join(TOOL_FORMATS)}.")
         self._check_store()

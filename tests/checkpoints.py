@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 VOCABULARY = 199
@@ -76,6 +79,20 @@ def save_checkpoint(family: str, folder: Path, seed: int = 0, **changes: Any) ->
     model.save_pretrained(folder)
     save_tokenizer(folder, config.vocab_size)
     return folder
+
+
+def other_weights(folder: Path, copy: Path) -> Path:
+    """A copy of a checkpoint in one file that has one tensor changed, the first layer's way back into the residual, and
+    nothing else: the files have the same names and sizes."""
+    shutil.copytree(folder, copy, symlinks=False)
+    file = copy / "model.safetensors"
+    with safe_open(file, "pt") as before:
+        metadata = before.metadata()
+    tensors = load_file(file)
+    changed = next(name for name in sorted(tensors) if name.endswith("layers.0.mlp.down_proj.weight"))
+    tensors[changed] = -tensors[changed]
+    save_file(tensors, file, metadata)
+    return copy
 
 
 def save_tokenizer(folder: Path, size: int) -> None:

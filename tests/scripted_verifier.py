@@ -52,6 +52,8 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """Answers every Open."""
     mangle: Callable[[verifier_pb2.Round], list[verifier_pb2.Round]] = field(default=lambda done: [done])
     """What is really sent for a round."""
+    started_ms: int = 0
+    """Milliseconds since 1970, as GetModel returns them."""
     steps: int = 0
     commands: list[verifier_pb2.DecodeCommand] = field(default_factory=list)
     sessions: dict[tuple[int, int], ScriptedSession] = field(default_factory=dict)
@@ -169,7 +171,7 @@ async def served(verifier: ScriptedVerifier, listen: str = ANY) -> AsyncIterator
     """The address of a running verifier, and its server to end it early."""
     load = worker_pb2.WatchResponse
     worker = WorkerService(
-        WorkerIdentity(verifier.model, worker_pb2.ROLE_VERIFIER),
+        WorkerIdentity(verifier.model, worker_pb2.ROLE_VERIFIER, started_ms=verifier.started_ms),
         lambda: load(sessions=len(verifier.sessions), steps=verifier.steps),
     )
     server = Server([verifier.register, worker.register])

@@ -29,7 +29,7 @@ class TargetStates:
 
 
 class Target:
-    """Loaded with safetensors only, in its own type or float32 where this CPU is faster in that."""
+    """Loaded with safetensors only, in its own type or float32 where this CPU would emulate that."""
 
     def __init__(self, name: str, device: torch.device = CPU) -> None:
         self.name = name

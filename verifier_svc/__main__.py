@@ -26,6 +26,11 @@ async def serve(config: VerifierConfig) -> None:
     ):
         await asyncio.wrap_future(verifier.service.grammars.prepare())
         await verifier.server.set_serving(True)
+        model = verifier.executor.model
+        log.info(
+            "%s: arithmetic %s, %s promised",
+            *(model.name, model.arithmetic, "the same tokens" if model.batch_invariant else "the same distribution"),
+        )
         log.info("%s", verifier.server.announcement)
         print(verifier.server.announcement, flush=True)
         tune_runtime()

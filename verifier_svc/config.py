@@ -32,8 +32,8 @@ class VerifierConfig:
     health_listen: str = ""
     """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
     dtype: str = "auto"
-    """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU is
-    faster at it), `float32`, `bfloat16` or `float16`."""
+    """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU
+    would emulate that), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
     """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation` that suits targets."""
     lean: bool = True

@@ -14,6 +14,7 @@ import grpc
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import (
     DRAINING,
+    OTHER_ARITHMETIC,
     Aborted,
     Internal,
     InvalidArgument,
@@ -131,6 +132,14 @@ def _draining() -> Unavailable:
     return Unavailable("the verifier is about to end; open the session on another one.", reason=DRAINING)
 
 
+def _check_arithmetic(wanted: str, model: types_pb2.ModelInfo) -> None:
+    if wanted not in ("", model.arithmetic):
+        raise Unavailable(
+            f"this verifier's arithmetic is {model.arithmetic}; open the session on one of {wanted[:64]}.",
+            reason=OTHER_ARITHMETIC,
+        )
+
+
 def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:
     return verifier_pb2.DecodeResponse(
         rounds=[reply for reply in replies if isinstance(reply, verifier_pb2.Round)],
@@ -207,6 +216,7 @@ class GatewayStream:
         if self._service.draining:
             raise _draining()
         limits = self._service.limits
+        _check_arithmetic(request.arithmetic, limits.model)
         check_open(request, epoch, limits.model)
         check_drafters(request.drafters, limits.allowed_addresses)
         check_room(request.max_length, limits.kv_tokens)

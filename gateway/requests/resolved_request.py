@@ -50,6 +50,8 @@ class ResolvedRequest:
     """Output tokens before which no stop token ends the text."""
     annotation: bytes = b""
     """What the client keeps with the session."""
+    mixed_arithmetic: bool | None = None
+    """Whether the text may go on with another arithmetic than it began with; None: as the operator says."""
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
@@ -105,6 +107,7 @@ class ResolvedRequest:
             owner=self.owner,
             revision=self.revision,
             edited_tokens=self.edited,
+            mixed_arithmetic=self.mixed_arithmetic,
             vocabulary_fingerprint=self.vocabulary,
         )
         if self.prediction:

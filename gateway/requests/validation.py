@@ -97,6 +97,7 @@ class RequestValidator:
             salt=tenant.salt(request.cache_salt),
             arm=arm.name if arm else "",
             shadows=arm.shadows if arm and draft_tokens else (),
+            mixed_arithmetic=request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None,
             vocabulary=self._tokenizer.fingerprint,
             drafting=drafting,
         )

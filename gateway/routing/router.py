@@ -10,6 +10,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from gateway.routing.arithmetic import arithmetic_of, least_loaded, newest_weights
 from gateway.routing.breaker import BreakerState
 from gateway.routing.discovery import Discovery
 from gateway.routing.drafters import DrafterWorker, unreached_yet
@@ -100,8 +101,9 @@ class Router:
         return any(verifier.ready for verifier in self.verifiers)
 
     def models(self) -> dict[str, types_pb2.ModelInfo]:
-        """The models served, by name. Raises Unavailable while no verifier is known."""
-        known = {verifier.model.name: verifier.model for verifier in self.verifiers if verifier.model is not None}
+        """The models served, by name: of several weights the newest. Raises Unavailable while no verifier is known."""
+        names = [verifier.model.name for verifier in self.verifiers if verifier.model is not None]
+        known = {name: model for name in dict.fromkeys(names) if (model := self._newest_model(name)) is not None}
         if not known:
             problems = " ".join(verifier.mismatch for verifier in self.verifiers if verifier.mismatch)
             raise Unavailable(problems or "No verifier has been reached yet; retry.", reason="NO_VERIFIER")
@@ -119,20 +121,57 @@ class Router:
         return known[name]
 
     def choose_verifier(
-        self, model: str, avoid: Collection[VerifierWorker] = (), prefixes: Sequence[bytes] = ()
+        self,
+        model: str,
+        avoid: Collection[VerifierWorker] = (),
+        prefixes: Sequence[bytes] = (),
+        arithmetic: str = "",
     ) -> VerifierWorker | None:
-        """The verifier for a session: the least loaded one of the model, preferably without sessions that wait for
-        memory; but the one that has computed the text's prefix, unless it is much busier. None while there is none."""
+        """The verifier for a session: the least loaded one of the model's newest weights, preferably without sessions
+        that wait for memory; but the one that has computed the text's prefix, unless it is much busier. With
+        `arithmetic` only verifiers of that name. None while there is none."""
         able = [
-            verifier
-            for verifier in self.verifiers
-            if verifier.ready and verifier not in avoid and verifier.model and verifier.model.name == model
+            each
+            for each in self._of_model(model)
+            if each.ready and each not in avoid and arithmetic in ("", each.arithmetic)
         ]
-        least = min(able, key=lambda verifier: (verifier.crowded, verifier.sessions), default=None)
+        least = least_loaded(able, newest_weights(self._present(model)))
         known = self.affinity.find(prefixes)
-        if least is None or known is None or known not in able or known.crowded:
+        if least is None or known is None or known not in able or known.crowded or known.weights != least.weights:
             return least
         return known if known.sessions <= BUSIER * least.sessions + SPARE else least
+
+    def _of_model(self, name: str) -> list[VerifierWorker]:
+        return [verifier for verifier in self.verifiers if verifier.model is not None and verifier.model.name == name]
+
+    def _present(self, name: str) -> list[VerifierWorker]:
+        """The model's verifiers that answer; all that are known where none does."""
+        known = self._of_model(name)
+        return [verifier for verifier in known if verifier.present] or known
+
+    def _newest_model(self, name: str) -> types_pb2.ModelInfo | None:
+        present = self._present(name)
+        newest = newest_weights(present)
+        models = [each.model for each in present if each.model is not None and each.weights == newest]
+        return min(models, key=arithmetic_of, default=None)
+
+    def arithmetics(self, name: str) -> list[gateway_pb2.ServedArithmetic]:
+        """Those of a model's verifiers, the newest weights first."""
+        present = self._present(name)
+        newest = newest_weights(present)
+        pools: dict[str, list[VerifierWorker]] = {}
+        for verifier in present:
+            pools.setdefault(verifier.arithmetic, []).append(verifier)
+        found = [
+            gateway_pb2.ServedArithmetic(
+                arithmetic=each,
+                verifiers=len(pool),
+                batch_invariant=bool(pool[0].model and pool[0].model.batch_invariant),
+                newest=pool[0].weights == newest,
+            )
+            for each, pool in pools.items()
+        ]
+        return sorted(found, key=lambda each: (not each.newest, each.arithmetic))
 
     def choose_drafters(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
         """The drafters of a request: those it names, else the least loaded of every method that fits, of all or of
@@ -237,12 +276,13 @@ class Router:
         )
 
     def _describe_model(self, name: str, model: types_pb2.ModelInfo) -> gateway_pb2.ServedModel:
-        verifiers = [known for known in self.verifiers if known.model and known.model.name == name]
+        verifiers = self._of_model(name)
         return gateway_pb2.ServedModel(
             model=model,
             verifiers=len(verifiers),
             drafters=[self._describe_drafter(each, model) for each in self._names()],
             paused_verifiers=sum(verifier.paused for verifier in verifiers),
+            arithmetics=self.arithmetics(name),
         )
 
     def _describe_drafter(self, name: str, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:

@@ -7,9 +7,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from gateway.routing.arithmetic import arithmetic_of
 from gateway.routing.verifier_session import VerifierSession, stream_lost
 from gateway.routing.worker_watch import WorkerWatch
-from slipstream.errors import DRAINING, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import DRAINING, OTHER_ARITHMETIC, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
 from slipstream.telemetry.log_once import LogOnce
@@ -75,7 +76,27 @@ class VerifierWorker:
     @property
     def ready(self) -> bool:
         """Whether new sessions may be opened here."""
-        return self.model is not None and self._link.up and not self._watch.load.draining
+        known = self.model is not None and not self._watch.doubtful
+        return known and self._link.up and not self._watch.load.draining
+
+    @property
+    def arithmetic(self) -> str:
+        """The name of its arithmetic; empty until it was reached."""
+        return "" if self._watch.model is None else arithmetic_of(self._watch.model)
+
+    @property
+    def announced(self) -> str:
+        """The name that it announces and checks; empty for an older verifier, which has none."""
+        return "" if self._watch.model is None else self._watch.model.arithmetic
+
+    @property
+    def weights(self) -> str:
+        """The revision of its model; empty until it was reached."""
+        return "" if self._watch.model is None else self._watch.model.revision
+
+    @property
+    def started_ms(self) -> int:
+        return self._watch.started_ms
 
     @property
     def away(self) -> bool:
@@ -132,11 +153,13 @@ class VerifierWorker:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._link.run())
             tasks.create_task(self._watch.run())
+            tasks.create_task(self._watch.read_again())
 
     async def close(self) -> None:
         await self._channel.close()
 
     def connected(self) -> None:
+        self._watch.doubt()  # the process at this address may be another one than was asked
         self._changed()
 
     def receive(self, frame: verifier_pb2.DecodeResponse) -> None:
@@ -147,6 +170,8 @@ class VerifierWorker:
         for end in frame.ends:
             if end.failure.reason == DRAINING:  # sooner than its Watch reports it
                 self._watch.load.draining = True
+            elif end.failure.reason == OTHER_ARITHMETIC:
+                self._watch.doubt()
             if session := self._sessions.pop(end.session, None):
                 session.receive_end(end)
 

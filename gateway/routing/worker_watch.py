@@ -31,7 +31,10 @@ class WorkerWatch:
         self.model: types_pb2.ModelInfo | None = None
         self.method = ""
         self.load = worker_pb2.WatchResponse()
+        self.started_ms = 0
+        """Milliseconds since 1970 when the worker started, by its clock."""
         self.present = False
+        self._doubted = asyncio.Event()
         self._log_once = LogOnce(log, logging.ERROR)
         self._away_since: float | None = None
         """Seconds of the event loop's clock; None while it answers."""
@@ -61,10 +64,33 @@ class WorkerWatch:
             self._changed()
             await backoff.wait()
 
+    @property
+    def doubtful(self) -> bool:
+        """True from `doubt` until the model was read again."""
+        return self._doubted.is_set()
+
+    def doubt(self) -> None:
+        """Another worker may be at the address by now: `read_again` asks."""
+        self._doubted.set()
+
+    async def read_again(self) -> None:
+        """Read the model anew after each doubt, until cancelled."""
+        backoff = Backoff()
+        while True:
+            await self._doubted.wait()
+            try:
+                await self._read_model()
+                backoff.reset()
+            except (grpc.RpcError, SlipstreamError) as error:
+                log.debug("%s does not say what it runs: %s", self._address, error)
+                await backoff.wait()
+
     async def _read_model(self) -> None:
         # A worker that came back may be another one: ask again before every watch.
         answer = parsed(await self._stub.GetModel(worker_pb2.GetModelRequest(), timeout=GET_MODEL_TIMEOUT_S))
         self.model, self.method, self.present = answer.model, answer.method, True
+        self.started_ms = answer.started_unix_ms
+        self._doubted.clear()
         self._changed()
 
     def _report(self, error: SlipstreamError, *, aloud: bool) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from gateway.auth.tenant import caller
+from gateway.sessions.arithmetic import cut, same_request, spans_of, with_spans
 from gateway.sessions.output_stream import rolled_back
 from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
@@ -79,11 +80,12 @@ class SessionOwnership:
         record = await self.take_over(seen.id, force=True)
         log = SessionLog(self.store, record, write_behind=None, grace_s=self._grace_s)
         try:
-            if record.params != seen.params:
+            if not same_request(record.params, seen.params):
                 raise rolled_back()
             if length > record.length:  # the store lost the rest
                 raise store_error("MISMATCH", seen.id, record.epoch, record.length)
-            await log.truncate(length, params, edit)
+            kept = cut(spans_of(record.params), length - record.prompt_length, len(edit))
+            await log.truncate(length, with_spans(params, kept), edit)
         finally:
             with contextlib.suppress(SlipstreamError):
                 await log.release()

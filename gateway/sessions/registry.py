@@ -19,6 +19,8 @@ from gateway.auth.tenant import TokenReservation, caller
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
+from gateway.routing.router import prefix_hashes
+from gateway.sessions.arithmetic import Spans, chosen, cut, same_request, spans_of, with_spans
 from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
@@ -60,6 +62,8 @@ class SessionEntry:
     task: asyncio.Task[None] | None = None
     run: SessionRun | None = None
     """Set while the session runs here."""
+    mixed: bool | None = None
+    """What a client that resumed the session here said about `mixed_arithmetic`."""
     tokens_here: int = 0
     """Output tokens that were generated here."""
     stopping: bool = False
@@ -70,6 +74,12 @@ class SessionEntry:
             self.stopping = True
             if self.run is None or not self.run.ending:
                 self.task.cancel()
+
+    def choose_mixed(self, mixed: bool | None) -> None:
+        """Take over what a client says about `mixed_arithmetic`; None: nothing."""
+        self.mixed = self.mixed if mixed is None else mixed
+        if self.run is not None and self.mixed is not None:
+            self.run.mixed_arithmetic = self.mixed
 
     async def run_new_session(self, log: SessionLog, arrived_at: float) -> None:
         """Run a session that was just created; follow it if another owner takes it. Raises what the store raises."""
@@ -94,10 +104,12 @@ class SessionEntry:
     async def _run_session(self, log: SessionLog, arrived_at: float) -> None:
         before = len(self.stream.tokens)
         self.run = SessionRun(self.id, self.resolved, self.context, log, self.stream, arrived_at)
+        self.choose_mixed(self.mixed)
         try:
             await self.run.run()
         finally:
             self.run = None
+            self.params = log.params
             self.tokens_here += len(self.stream.tokens) - before
             self.epoch = log.epoch_written
 
@@ -131,10 +143,10 @@ class SessionEntry:
         output, sent = record.tokens[record.prompt_length :], self.stream.tokens
         both = min(len(output), len(sent))
         same = next((index for index in range(both) if output[index] != sent[index]), both)
-        if same < both or record.params != self.params:
+        if same < both or not same_request(record.params, self.params):
             self.stream.fail(rolled_back(same))
             return False
-        self.epoch = record.epoch
+        self.epoch, self.params = record.epoch, record.params
         if output[both:]:
             self.stream.append_tokens(output[both:])
         if record.outcome:
@@ -176,7 +188,8 @@ class SessionRegistry:
         with self._client(), self._context.observers.watch_request("resume", context) as observer:
             characters = request.characters if request.HasField("characters") else None
             revision = request.revision if request.HasField("revision") else None
-            stream = await self._open_stream(request.session_id, revision)
+            mixed = request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None
+            stream = await self._open_stream(request.session_id, revision, mixed)
             await _send_events(stream.follow(request.offset, characters, revision), observer, send)
 
     async def _start_session(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
@@ -188,7 +201,8 @@ class SessionRegistry:
             resolved = await self._validator.resolve(request, self._count, session_id)
             reservation = await _reserve(resolved, 0)
             try:
-                record = SessionRecord(session_id, 1, resolved.params(), len(resolved.prompt), resolved.prompt)
+                params = with_spans(resolved.params(), self._first_spans(resolved))
+                record = SessionRecord(session_id, 1, params, len(resolved.prompt), resolved.prompt)
                 log = self._ownership.open_log(record)
                 await log.create()
                 self._check_open()
@@ -199,14 +213,17 @@ class SessionRegistry:
         self._start_task(entry, entry.run_new_session(log, arrived_at), reservation)
         return entry.stream
 
-    async def _open_stream(self, session_id: str, revision: int | None = None) -> OutputStream:
+    async def _open_stream(
+        self, session_id: str, revision: int | None = None, mixed: bool | None = None
+    ) -> OutputStream:
         """The session's stream, whichever gateway runs it; one that ended needs nothing but its record. `revision`: of
-        the text that the client has, if it sent that. Raises NotFound, FailedPrecondition for a text of another
-        vocabulary, and what RequestValidator raises."""
+        the text that the client has, if it sent that. `mixed`: as in ResumeRequest. Raises NotFound,
+        FailedPrecondition for a text of another vocabulary, and what RequestValidator raises."""
         while entry := self._entry_of_caller(session_id):
             if entry.stopping and entry.task is not None:
                 await asyncio.wait([entry.task])
             elif await self._is_current(entry, revision):
+                entry.choose_mixed(mixed)
                 return entry.stream
         with self._arrival():
             record = await self.read_record(session_id)
@@ -220,8 +237,9 @@ class SessionRegistry:
         if self._closing or self._entry_of_caller(session_id):  # or another client came first
             reservation.end(0)
             self._check_open()
-            return await self._open_stream(session_id, revision)
+            return await self._open_stream(session_id, revision, mixed)
         entry = self._add_entry(record, resolved)
+        entry.mixed = mixed
         self._start_task(entry, entry.follow_log(record), reservation)
         return entry.stream
 
@@ -231,7 +249,7 @@ class SessionRegistry:
         if revision == entry.stream.started.revision:
             return True
         record = await self.read_record(entry.id)
-        if record.params == entry.params:
+        if same_request(record.params, entry.params):
             return not entry.stopping
         entry.apply_record(record)
         await self._let_go(entry)
@@ -253,7 +271,9 @@ class SessionRegistry:
         await caller().charge(charged)
         try:
             if request.branch:
-                session_id, epoch = await self._create_branch(resolved, tokens), 1
+                spans = cut(spans_of(record.params), request.output_tokens, len(edit))
+                params = with_spans(resolved.params(), spans)
+                session_id, epoch = await self._create_branch(params, tokens, len(resolved.prompt)), 1
             else:
                 cutting = self._cut(record, request.output_tokens, edit, resolved.params())
                 session_id, epoch = record.id, await _uninterrupted(cutting)
@@ -270,8 +290,14 @@ class SessionRegistry:
                 await self._let_go(entry)
             return await self._ownership.cut(record, record.prompt_length + output, edit, params)
 
-    async def _create_branch(self, resolved: ResolvedRequest, tokens: tuple[int, ...]) -> str:
-        record = SessionRecord(self._new_id(), 1, resolved.params(), len(resolved.prompt), tokens)
+    def _first_spans(self, resolved: ResolvedRequest) -> Spans:
+        """Of a new session: the arithmetic of the verifier that it will be opened on, unless that changes by then."""
+        prefixes = prefix_hashes(resolved.prompt, resolved.salt)
+        verifier = self._context.router.choose_verifier(resolved.model.name, (), prefixes)
+        return chosen("" if verifier is None else verifier.arithmetic)
+
+    async def _create_branch(self, params: bytes, tokens: tuple[int, ...], prompt_length: int) -> str:
+        record = SessionRecord(self._new_id(), 1, params, prompt_length, tokens)
         await self._ownership.create_branch(record)
         return record.id
 
@@ -303,6 +329,7 @@ class SessionRegistry:
             finish_reason=finished.reason,
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
             annotation=stored.annotation,
+            arithmetics=[each for each in stored.arithmetics if each.arithmetic],
         )
 
     async def read_events(self, session_id: str) -> list[Event]:

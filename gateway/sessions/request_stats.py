@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
+from gateway.sessions.arithmetic import Spans, messages
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry.metrics_collector import OTHER
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -116,6 +117,8 @@ class RequestStats:
     """Leading tokens of the session whose KV its first verifier had already."""
     rehomed: int = 0
     """Times that the session was opened again on a verifier."""
+    arithmetics: Spans = ()
+    """Which arithmetic wrote which output tokens, over the session's whole life."""
     first_token_at: float | None = None
     last_token_at: float = 0.0
     ended_at: float | None = None
@@ -195,6 +198,7 @@ class RequestStats:
             step_drafted=[drafted for drafted, _ in self.steps],
             step_accepted=[accepted for _, accepted in self.steps],
             lossy=self.lossy,
+            arithmetics=messages(self.arithmetics),
         )
 
     @property

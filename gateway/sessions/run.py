@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +21,14 @@ from gateway.requests.validation import RandomBits
 from gateway.routing.router import Router, prefix_hashes
 from gateway.routing.verifier_session import Received, SessionEnded, VerifierSession
 from gateway.routing.verifiers import VerifierWorker
+from gateway.sessions.arithmetic import Spans, opened, spans_of, wanted, with_spans, written
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats, describe_rounds
 from gateway.store.session_log import SessionLog
 from slipstream.concurrency import Backoff
-from slipstream.errors import STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import ARITHMETIC_GONE, STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -36,6 +38,8 @@ from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_UNSPECIFIED,
     FinishReason,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,17 @@ class SessionRun:
         self._config = context.config
         self._log = log
         self._stream = stream
+        self.mixed_arithmetic = resolved.mixed_arithmetic
+        """The request's choice, or that of a client that resumed the session."""
+        self._spans = spans_of(log.params)
+        from_beginning = log.epoch == 1 and not stream.tokens
+        self._all_logged = from_beginning or context.config.durability == "strict"
+        """Whether no client can have more of the text than is known here."""
         self._drafters = DrafterAssignment(resolved, context.router)
         self.stats = RequestStats.of_request(resolved, context.clock, arrived_at, context.router.predicts)
+        self.stats.arithmetics = self._written
         self._observers = context.observers.watch_session(
-            session_id, resolved, self.stats, from_beginning=log.epoch == 1 and not stream.tokens
+            session_id, resolved, self.stats, from_beginning=from_beginning
         )
         self._verifier: VerifierWorker | None = None
         self._verifier_session: VerifierSession | None = None
@@ -193,19 +204,42 @@ class SessionRun:
         verifier = await self._wait_for_verifier(prefixes)
         if verifier is None:
             return None
+        arithmetic = verifier.arithmetic
+        await self._record_arithmetic(arithmetic)
+        if verifier.model is None or verifier.arithmetic != arithmetic:  # another one came to its address meanwhile
+            return None
         session = verifier.new_session()
         self._verifier, self._verifier_session = verifier, session
         self._router.affinity.note(prefixes, verifier)
         self._drafters.forget_lost_links()
         self._drafters.reassign(self._length, hurry=True)
         try:
-            session.open(self._open_request(verifier.address))
+            session.open(self._open_request(verifier))
         except SlipstreamError as error:
             session.end(SessionEnded(FINISH_REASON_ERROR, error))
         return session
 
+    @property
+    def _written(self) -> Spans:
+        """The spans that decide how the session goes on."""
+        return written(self._spans, len(self._stream.tokens)) if self._all_logged else self._spans
+
+    async def _record_arithmetic(self, arithmetic: str) -> None:
+        """Make the record say which arithmetic writes from here on, before it does."""
+        before = wanted(self._written)
+        spans = opened(self._spans, len(self._stream.tokens), arithmetic)
+        if before and spans and arithmetic != before:
+            log.warning("the text goes on with arithmetic %s, and was written by %s so far", arithmetic, before)
+            for observer in self._observers:
+                observer.arithmetic_changed(before, arithmetic)
+        if spans != self._spans:
+            await self._log.truncate(self._log.length, with_spans(self._log.params, spans))
+            self._spans = spans
+        self.stats.arithmetics = spans
+
     async def _wait_for_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
-        """None when the session was cancelled meanwhile. Raises Unavailable when no verifier came in time."""
+        """A verifier of the arithmetic that wrote the text so far; where none came in time and the text may be mixed,
+        one of another. None when the session was cancelled meanwhile. Raises Unavailable when no verifier came."""
         for observer in self._observers:
             observer.verifier_wait_began()
         try:
@@ -218,15 +252,38 @@ class SessionRun:
                             await self._router.changes.wait()
                 return None
         except TimeoutError as error:
+            if other := self._choose_other(prefixes):
+                return other
             raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
         finally:
             for observer in self._observers:
                 observer.verifier_wait_ended()
 
     def _choose_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
-        model = self._resolved.model.name
-        other = self._router.choose_verifier(model, self._avoid, prefixes)
-        return other if other or self._pausing else self._router.choose_verifier(model, (), prefixes)
+        model, name = self._resolved.model.name, wanted(self._written)
+        other = self._router.choose_verifier(model, self._avoid, prefixes, name)
+        return other if other or self._pausing else self._router.choose_verifier(model, (), prefixes, name)
+
+    def _choose_other(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
+        """A verifier of another arithmetic than wrote the text; None where there is none. Raises Unavailable where
+        there is one and the text may not be mixed."""
+        name, model = wanted(self._written), self._resolved.model.name
+        if not name:
+            return None
+        choose = self._router.choose_verifier
+        other = choose(model, self._avoid, prefixes) or choose(model, (), prefixes)
+        if other is None or self._may_mix:
+            return other
+        raise Unavailable(
+            f"No verifier of arithmetic {name} is left, which wrote this text so far; resume it when one is back, or "
+            "with mixed_arithmetic to go on with another one, marked.",
+            reason=ARITHMETIC_GONE,
+        )
+
+    @property
+    def _may_mix(self) -> bool:
+        asked = self.mixed_arithmetic
+        return self._config.mixed_arithmetic == "mark" if asked is None else asked
 
     @property
     def _pausing(self) -> bool:
@@ -285,7 +342,7 @@ class SessionRun:
         if not mendable or self.stats.rehomed >= self._config.rehomings:
             raise error
         if isinstance(error, ResourceExhausted) and not self._router.choose_verifier(
-            self._resolved.model.name, self._avoid
+            self._resolved.model.name, self._avoid, (), wanted(self._written)
         ):
             raise error  # waiting in line is the client's choice
         return FINISH_REASON_UNSPECIFIED
@@ -339,10 +396,11 @@ class SessionRun:
         with contextlib.suppress(SlipstreamError):
             await self._log.finish(finished.SerializeToString())
 
-    def _open_request(self, verifier: str) -> verifier_pb2.DecodeOpen:
+    def _open_request(self, verifier: VerifierWorker) -> verifier_pb2.DecodeOpen:
         request = self._resolved.open_request(self._stream.tokens, self._drafters.addresses)
         request.key.CopyFrom(types_pb2.SessionKey(id=self.id, epoch=self._log.epoch))
         request.credit = max(1, self._config.credit_tokens - self._stream.lag)
+        request.arithmetic = verifier.announced
         for observer in self._observers:
-            observer.opening(verifier, request)
+            observer.opening(verifier.address, request)
         return request

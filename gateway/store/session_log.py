@@ -57,6 +57,11 @@ class SessionLog:
         return self._written.id
 
     @property
+    def params(self) -> bytes:
+        """The request as it was written last."""
+        return self._written.params
+
+    @property
     def epoch_written(self) -> int:
         """The epoch that the store has, as far as this log has seen."""
         return self._written.epoch

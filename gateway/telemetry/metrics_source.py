@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -125,6 +126,7 @@ def _requests(parts: MetricsParts) -> dict[metrics.Metric, Source]:
         metrics.GATEWAY_SESSIONS: lambda: requests.sessions,
         metrics.GATEWAY_WAITING: lambda: requests.waiting,
         metrics.REHOMINGS: lambda: requests.rehomings,
+        metrics.ARITHMETIC_CHANGES: lambda: requests.arithmetic_changes,
     }
 
 
@@ -153,11 +155,23 @@ def _workers(parts: MetricsParts) -> dict[metrics.Metric, Source]:
 
     return {
         metrics.WORKERS: present,
+        metrics.MODEL: lambda: _arithmetics(parts),
         metrics.COST: cost,
         metrics.BREAKER: breakers,
         metrics.DRAFTER_FAILURES: lambda: parts.requests.failures,
         metrics.LINK_BYTES: lambda: parts.traffic.by_label("verifier"),
     }
+
+
+def _arithmetics(parts: MetricsParts) -> Values:
+    """Verifiers that answer, by model, arithmetic and what is promised of it."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for verifier in parts.router.verifiers:
+        if verifier.model is not None and verifier.present:
+            promise = "tokens" if verifier.model.batch_invariant else "distribution"
+            model = parts.requests.model_label(verifier.model.name)
+            counts[model, parts.requests.arithmetic_label(verifier.arithmetic), promise] += 1
+    return dict(counts)
 
 
 def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:

@@ -89,11 +89,14 @@ class RequestMetrics:
         """By (model, workload)."""
         self.refused = 0
         self.rehomings = 0
+        self.arithmetic_changes = 0
+        """Times that a text went on with another arithmetic than wrote it so far."""
         self.failures: Counter[tuple[str, ...]] = Counter()
         """Failures of drafters, by (name, reason)."""
         self.methods = BoundedLabels(MOST_METHODS)
         """Methods that drafters report."""
         self._models, self._workloads = BoundedLabels(MOST_MODELS), BoundedLabels(MOST_WORKLOADS, workloads)
+        self._arithmetics = BoundedLabels(MOST_MODELS)
         self._drafters, self._reasons = BoundedLabels(MOST_DRAFTERS), BoundedLabels(MOST_REASONS)
 
     @property
@@ -108,6 +111,9 @@ class RequestMetrics:
 
     def model_label(self, model: str) -> str:
         return self._models(model)
+
+    def arithmetic_label(self, arithmetic: str) -> str:
+        return self._arithmetics(arithmetic)
 
     def series_of(self, resolved: ResolvedRequest) -> RequestSeries:
         labels = self.model_label(resolved.model.name), self._workloads(resolved.workload)
@@ -162,6 +168,9 @@ class SessionMetrics(SessionObserver):
 
     def reopening(self) -> None:
         self._metrics.rehomings += 1
+
+    def arithmetic_changed(self, before: str, after: str) -> None:
+        self._metrics.arithmetic_changes += 1
 
     def round_shown(self, done: verifier_pb2.Round) -> None:
         stats = self._stats

@@ -166,6 +166,7 @@ class RequestTrace(RequestObserver):
             spans.ROLLED_BACK: lost,
             spans.ROLLED_BACK_PERCENT: 100 * lost // statistics.drafted if statistics.drafted else 0,
             spans.REHOMED: statistics.rehomed,
+            spans.ARITHMETIC: _arithmetic(statistics),
             spans.LOSSY: statistics.lossy or None,
             spans.MISSES: counts_of(statistics.misses),
             spans.BY_DRAFTER: tuple(
@@ -253,6 +254,10 @@ class DecodeTrace(SessionObserver):
     def verifier_lost(self, error: SlipstreamError) -> None:
         what: dict[str, str | int] = {spans.ADDRESS: self._verifier, spans.EPOCH: self._epoch}
         self._request.add_event(spans.LOST, what | {spans.ERROR: error.reason})
+
+    def arithmetic_changed(self, before: str, after: str) -> None:
+        where: dict[str, str | int] = {spans.ARITHMETIC: after, spans.LENGTH: self._length}
+        self._request.add_event(spans.ARITHMETIC_CHANGED, where)
 
     def drafters_reported(self, events: Sequence[verifier_pb2.DrafterEvent]) -> None:
         for event in events:
@@ -358,6 +363,13 @@ class DecodeTrace(SessionObserver):
 
 def counts_of(counts: Mapping[str, int]) -> tuple[str, ...] | None:
     return tuple(f"{name} {count}" for name, count in sorted(counts.items())) or None
+
+
+def _arithmetic(statistics: gateway_pb2.Statistics) -> str | None:
+    names = [each.arithmetic for each in statistics.arithmetics]
+    if len(names) < 2:
+        return names[0] if names else None
+    return ", ".join(f"{each.arithmetic} from {each.offset}" for each in statistics.arithmetics)
 
 
 def session_trace(arm: str) -> DecodeTrace | None:

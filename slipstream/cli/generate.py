@@ -44,6 +44,16 @@ JsonInstead = Annotated[bool, typer.Option("--json", help="Print one JSON object
 SessionId = Annotated[str, typer.Argument(help="The session_id that `slipstream generate --json` printed.")]
 
 
+MixedArithmetic = Annotated[
+    bool | None,
+    typer.Option(
+        "--mixed-arithmetic/--no-mixed-arithmetic",
+        help="Whether the text may go on, marked, where no verifier is left that computes as the one that began it.",
+        show_default="as the gateway says",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class CompletionOptions:
     """Options of `generate` that say what is asked for."""
@@ -55,6 +65,7 @@ class CompletionOptions:
     workload: Workload = ""
     cache_salt: Annotated[str, typer.Option(help="Share KV caches only with sessions of the same salt.")] = ""
     priority: Annotated[int, typer.Option(help="Lower values are served first when memory is short.")] = 0
+    mixed_arithmetic: MixedArithmetic = None
     temperature: Temperature = None
     top_p: TopP = None
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.", min=0, rich_help_panel=SAMPLING)] = (
@@ -189,11 +200,12 @@ def resume_session(
     session: SessionId,
     connection: Connection,
     offset: Annotated[int, typer.Option(help="Number of output tokens that you have already.", min=0)] = 0,
+    mixed_arithmetic: MixedArithmetic = None,
     as_json: JsonInstead = False,
 ) -> None:
     """Stream the rest of SESSION's text, and continue the session if no gateway runs it."""
     with explained("resume"), connection.client(resume_s=0.0) as client:
-        print_stream(client.resume(session, offset), as_json)
+        print_stream(client.resume(session, offset, mixed_arithmetic=mixed_arithmetic), as_json)
 
 
 def roll_back_session(

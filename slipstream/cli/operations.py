@@ -220,6 +220,9 @@ def _check_worker(worker: DiagnosedWorker) -> Iterator[Finding]:
         f"{role} {worker.address}: {identity.model.name or 'no model'}, {load.sessions} sessions, {share:.0%} of KV "
         f"free, round trip {1e3 * worker.round_trip_s:.1f} ms",
     )
+    if worker.verifies and identity.model.arithmetic:
+        promise = "the same tokens" if identity.model.batch_invariant else "the same distribution"
+        yield Finding(True, f"{role} {worker.address}: arithmetic {identity.model.arithmetic}, {promise} promised")
     if load.draining:
         yield Finding(False, f"{role} {worker.address} is draining: it receives no new sessions.")
     if load.waiting:

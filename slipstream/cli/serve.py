@@ -146,7 +146,7 @@ class ModelOptions:
     dtype: Annotated[
         str,
         typer.Option(
-            help="auto (the checkpoint's own, or float32 where this CPU is faster at it), float32, bfloat16, float16.",
+            help="auto (the checkpoint's own, or float32 where this CPU would emulate it), float32, bfloat16, float16.",
             rich_help_panel=MODELS,
         ),
     ] = "auto"

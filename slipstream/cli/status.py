@@ -52,6 +52,10 @@ def model_lines(models: Sequence[gateway_pb2.ServedModel]) -> Iterator[str]:
     for served in models:
         noun = "verifier" if served.verifiers == 1 else "verifiers"
         yield f"{served.model.name}: {served.verifiers} {noun}, texts of up to {served.model.max_length} tokens"
+        for each in served.arithmetics:
+            promise = "same tokens" if each.batch_invariant else "same distribution"
+            older = "" if each.newest else "; older weights: only sessions that began there"
+            yield f"  arithmetic {each.arithmetic}: {each.verifiers}, {promise}{older}"
         for drafter in served.drafters:
             state = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else "away" if drafter.away else "drafts"
             yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {state}"

@@ -160,13 +160,17 @@ class AsyncClient:
         """Answer a conversation piece by piece."""
         return self._begin(build_chat(messages, **options))
 
-    def resume(self, session: str | RolledBack, tokens: int = 0) -> AsyncStream:
+    def resume(
+        self, session: str | RolledBack, tokens: int = 0, *, mixed_arithmetic: bool | None = None
+    ) -> AsyncStream:
         """The rest of a session's output behind its first `tokens`, on whichever gateway. The rest of one that was
-        rolled back begins behind the tokens that stayed."""
+        rolled back begins behind the tokens that stayed. `mixed_arithmetic` takes the place of the session's own."""
         started = gateway_pb2.Started(session_id=session if isinstance(session, str) else session.session_id)
         if isinstance(session, RolledBack):
             tokens, started.revision = session.tokens, session.revision
-        completion = Completion(started=started, begins=tokens, token_ids=[0] * tokens)
+        completion = Completion(
+            started=started, begins=tokens, token_ids=[0] * tokens, mixed_arithmetic=mixed_arithmetic
+        )
         return self._following(completion, rest(self._connected(), completion, self._retry))
 
     async def rollback(self, session_id: str, keep: int = 0, **options: Unpack[RollbackOptions]) -> RolledBack:

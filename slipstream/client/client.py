@@ -219,6 +219,7 @@ def _missing(completion: Completion) -> gateway_pb2.ResumeRequest:
         offset=len(completion.token_ids),
         characters=len(completion.text) if completion.text and not completion.begins else None,
         revision=completion.started.revision if completion.started.HasField("revision") else None,
+        mixed_arithmetic=completion.mixed_arithmetic,
     )
 
 

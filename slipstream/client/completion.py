@@ -60,6 +60,8 @@ class Completion:
     """One for each token, if requested; none for tokens that another gateway sent before."""
     likely: list[int] = field(default_factory=list)
     """Positions of the tokens of `logprobs`."""
+    mixed_arithmetic: bool | None = None
+    """What a resumed session is asked for: see GenerateOptions."""
     trace_id: str = ""
     """Trace id of the latest request for this completion; empty if it is not traced."""
 
@@ -139,6 +141,7 @@ class Completion:
             "acceptance_rate": seen.accepted / seen.drafted if seen.drafted else None,
             "acceptance_length": 1 + seen.accepted / seen.rounds_with_drafts if seen.rounds_with_drafts else None,
             "lossy": seen.lossy,
+            "arithmetics": [{"arithmetic": each.arithmetic, "offset": each.offset} for each in seen.arithmetics],
             "ttft_s": seen.ttft_s,
             "tpot_s": self.tpot_s,
             "e2e_s": seen.e2e_s,

@@ -11,7 +11,10 @@ from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.structured_output import FORMATS, StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2
 
-REQUEST_FIELDS = ("model", "max_tokens", "stop_token_ids", "ignore_eos", "workload", "cache_salt", "priority")
+REQUEST_FIELDS = (
+    *("model", "max_tokens", "stop_token_ids", "ignore_eos", "workload", "cache_salt", "priority"),
+    "mixed_arithmetic",
+)
 """Options with the name and type of a field of the request; so are the next two of its parts."""
 SAMPLING_FIELDS = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -65,6 +68,9 @@ class GenerateOptions(TypedDict, total=False):
     """KV caches are shared only with requests of the same salt."""
     priority: int
     """Lower values are served first."""
+    mixed_arithmetic: bool | None
+    """Where no verifier is left that computes as the one that began the text: True goes on with another, marked in
+    `Statistics.arithmetics`; False ends with Unavailable (ARITHMETIC_GONE). None: as the operator chose."""
 
 
 class ChatOptions(GenerateOptions, total=False):

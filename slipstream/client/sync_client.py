@@ -102,8 +102,8 @@ class Client:
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Stream:
         return self._stream(lambda: self._client.stream_chat(messages, **options))
 
-    def resume(self, session: str | RolledBack, tokens: int = 0) -> Stream:
-        return self._stream(lambda: self._client.resume(session, tokens))
+    def resume(self, session: str | RolledBack, tokens: int = 0, *, mixed_arithmetic: bool | None = None) -> Stream:
+        return self._stream(lambda: self._client.resume(session, tokens, mixed_arithmetic=mixed_arithmetic))
 
     def rollback(self, session_id: str, keep: int = 0, **options: Unpack[RollbackOptions]) -> RolledBack:
         return self._thread.run(self._client.rollback(session_id, keep, **options))

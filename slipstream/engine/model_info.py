@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DIGITS = 12
+"""Characters of a revision in the name of an arithmetic."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     name: str
     """The folder's name or the hub id, without a revision."""
     revision: str
-    """The hub commit, or `local-` and a digest over configuration and weight files' names and sizes."""
+    """The hub commit, or `local-` and a digest over the content of configuration and weights."""
     vocabulary_size: int
     """Columns of the logits; padded models have more than their tokenizer has tokens."""
     fingerprint: str
@@ -22,3 +25,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     chat_template: str = ""
     """Fingerprint of the chat template (`slipstream.tokenizer.chat_template_source`); empty for none."""
+    arithmetic: str = ""
+    """Name of everything that decides a logit's bits (`slipstream.engine.models.arithmetic`); empty before the weights
+    are loaded."""
+    batch_invariant: bool = False
+    """Whether two models of this arithmetic write the same tokens, whatever else is in their passes."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -28,6 +29,8 @@ class WorkerIdentity:
     model: types_pb2.ModelInfo
     role: worker_pb2.Role
     method: str = ""
+    started_ms: int = field(default_factory=lambda: int(time.time() * 1e3))
+    """Milliseconds since 1970 when the worker started."""
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -69,7 +72,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.GetModelResponse:
         identity = self._identity
         return worker_pb2.GetModelResponse(
-            model=identity.model, role=identity.role, method=identity.method, costs=self._costs()
+            model=identity.model,
+            role=identity.role,
+            method=identity.method,
+            costs=self._costs(),
+            started_unix_ms=identity.started_ms,
         )
 
     async def Watch(

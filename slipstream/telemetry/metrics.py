@@ -201,6 +201,18 @@ GATEWAY_WAITING = _gateway("slipstream_gateway_waiting_sessions", "Sessions of t
 
 # Gateway: workers, store, cost.
 
+ARITHMETIC_CHANGES = _gateway(
+    "slipstream_arithmetic_changes_total",
+    "Texts that went on with another arithmetic than wrote them so far: they are neither's (GATEWAY_MIXED_ARITHMETIC).",
+)
+MODEL = _gateway(
+    "slipstream_model_info",
+    "Verifiers that answer, by the name of their arithmetic; several names of one model, as in a rolling update of its "
+    "weights, are pools of their own.",
+    "model",
+    "arithmetic",
+    "promise",
+)
 REHOMINGS = _gateway("slipstream_rehomings_total", "Sessions opened again after their verifier's stream was lost.")
 DRAFTER_FAILURES = _gateway(
     "slipstream_drafter_failures_total", "Sessions that lost a drafter, by reason.", "drafter", "reason"

@@ -62,6 +62,8 @@ ACCEPTED = "slipstream.accepted"
 ROLLED_BACK = "slipstream.rolled_back"
 ROLLED_BACK_PERCENT = "slipstream.rolled_back_percent"
 REHOMED = "slipstream.rehomed"
+ARITHMETIC = "slipstream.arithmetic"
+"""Which arithmetic wrote the text; of a mixed one each, with the offset of its first output token."""
 LOSSY = "slipstream.lossy"
 MISS = "slipstream.miss"
 DRAFTER = "slipstream.drafter"
@@ -90,7 +92,7 @@ COMMITTING = "slipstream.commit_s"
 _REQUEST = (
     *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_ID, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK),
     *(INPUT_TOKENS, OUTPUT_TOKENS, METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
-    *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
+    *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ARITHMETIC, ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
     *(NAME, LOSSY, MISSES, BY_DRAFTER),
 )
 SPANS: dict[str, frozenset[str]] = {
@@ -116,11 +118,13 @@ SPANS: dict[str, frozenset[str]] = {
 
 OPENED = "opened"
 LOST = "lost"
+ARITHMETIC_CHANGED = "arithmetic.changed"
 DRAFTER_LOST = "drafter.lost"
 DRAFTER_BACK = "drafter.back"
 EVENTS: dict[str, frozenset[str]] = {
     OPENED: frozenset({ADDRESS, EPOCH, LENGTH}),
     LOST: frozenset({ADDRESS, EPOCH, ERROR}),
+    ARITHMETIC_CHANGED: frozenset({ARITHMETIC, LENGTH}),
     DRAFTER_LOST: frozenset({DRAFTER, ERROR}),
     DRAFTER_BACK: frozenset({DRAFTER}),
 }

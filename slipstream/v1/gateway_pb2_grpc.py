@@ -99,7 +99,8 @@ class GatewayServiceServicer:
         as the acceptance rule needs it: choose another drafter, or the rule coupled. Or the model cannot
         write what structured_output asks for: the message says why. Or it has no chat template
         (CHAT_TEMPLATE_MISSING): send a prompt.
-        UNAVAILABLE          no verifier or no session store: retry with backoff.
+        UNAVAILABLE          no verifier or no session store: retry with backoff. ARITHMETIC_GONE: no verifier is left whose
+        arithmetic wrote the text so far; resume later, or with mixed_arithmetic.
         DEADLINE_EXCEEDED    the caller's deadline passed; what was streamed stays valid.
         ABORTED              the session was rolled back (ROLLED_BACK) meanwhile: resume at what it was rolled back to.
         CANCELLED            the caller, or somebody by Cancel, gave the session up.

@@ -22,16 +22,18 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "role", "method", "costs")
+    __slots__ = ("model", "role", "method", "costs", "started_unix_ms")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     role: Role
     method: str
     costs: CostTable
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., method: _Optional[str] = ..., costs: _Optional[_Union[CostTable, _Mapping]] = ...) -> None: ...
+    started_unix_ms: int
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., method: _Optional[str] = ..., costs: _Optional[_Union[CostTable, _Mapping]] = ..., started_unix_ms: _Optional[int] = ...) -> None: ...
 
 class CostTable(_message.Message):
     __slots__ = ("tokens", "sessions", "seconds")

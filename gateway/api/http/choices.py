@@ -114,14 +114,20 @@ async def collect_choices(
 
 
 async def resume_choice(
-    sessions: SessionRegistry, context: RequestContext, position: StreamPosition, on_event: OnEvent
+    sessions: SessionRegistry,
+    context: RequestContext,
+    position: StreamPosition,
+    on_event: OnEvent,
+    mixed_arithmetic: bool | None = None,
 ) -> None:
-    """Pass on what is missing behind the position. Raises what SessionRegistry.resume raises."""
+    """Pass on what is missing behind the position. `mixed_arithmetic`: as in ResumeRequest. Raises what
+    SessionRegistry.resume raises."""
     request = gateway_pb2.ResumeRequest(
         session_id=position.session_id,
         offset=position.tokens,
         characters=position.characters,
         revision=position.revision,
+        mixed_arithmetic=mixed_arithmetic,
     )
 
     async def send(event: Event) -> None:

@@ -106,6 +106,7 @@ class Call(ABC):
         choices = await collect_choices(self.parts.sessions, self._context, self._requests)
         made = [await self.whole_choice(choice) for choice in choices]
         answer = self._frame(self.object, choices[0].started, made) | self._totals(choices)
+        answer["system_fingerprint"] = _fingerprint(choices)
         await reply.send_json(answer, trace_headers(self._context.trailers))
 
     async def _stream(self, reply: Reply, position: StreamPosition | None, *, ids: bool) -> None:
@@ -120,10 +121,11 @@ class Call(ABC):
             await run_choices(self.parts.sessions, self._context, self._requests, send)
         else:
             begin = replace(position, tokens=0, characters=0) if self.rereads else position
-            await resume_choice(self.parts.sessions, self._context, begin, send)
+            await resume_choice(self.parts.sessions, self._context, begin, send, self.asked.mixed_arithmetic)
         if self.asked.include_usage:
             choices = [stream.choice for stream in streams]
             last = self._frame(self.chunk_object, choices[0].started, []) | self._totals(choices)
+            last["system_fingerprint"] = _fingerprint(choices)
             await reply.send_event(json.dumps(last))
         await reply.send_event("[DONE]")
         await reply.end_events()
@@ -137,6 +139,7 @@ class Call(ABC):
         if choice.rounds:
             made["speculation"] = {"rounds": [round_fields(each) for each in choice.rounds]}
         chunk = self._frame(self.chunk_object, choice.started, [made])
+        chunk["system_fingerprint"] = _fingerprint([choice])
         position = stream.advance()
         if self.asked.continuous_usage:
             chunk["usage"] = usage(len(choice.started.prompt_token_ids), stream.tokens)
@@ -167,6 +170,13 @@ class Call(ABC):
         return totals
 
 
+def _fingerprint(choices: Sequence[Choice]) -> str | None:
+    """The arithmetic that wrote the end of the choices; None until they end, and where theirs differ."""
+    spans = [choice.finished.statistics.arithmetics if choice.finished else () for choice in choices]
+    names = {each[-1].arithmetic if each else None for each in spans}
+    return names.pop() if len(names) == 1 else None
+
+
 def _cached_tokens(choices: Sequence[Choice]) -> int:
     """Tokens of one prompt that none of its choices had to compute: a choice finds what the one before it computed."""
     return min(each.finished.statistics.cached_prompt_tokens if each.finished else 0 for each in choices)
@@ -176,7 +186,13 @@ def ending(finished: gateway_pb2.Finished | None) -> dict[str, Any]:
     """The fields of a choice that say how it ended; null while it goes on."""
     if finished is None:
         return {"finish_reason": None}
-    return {"finish_reason": FINISH_REASONS.get(finished.reason), "stop_reason": finished.stop or None}
+    fields: dict[str, Any] = {
+        "finish_reason": FINISH_REASONS.get(finished.reason),
+        "stop_reason": finished.stop or None,
+    }
+    if len(spans := finished.statistics.arithmetics) > 1:  # the text is none of theirs alone
+        fields["arithmetics"] = [{"arithmetic": each.arithmetic, "offset": each.offset} for each in spans]
+    return fields
 
 
 def finite(logprob: float) -> float:

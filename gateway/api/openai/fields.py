@@ -130,6 +130,9 @@ class SamplingFields(RequestFields):
     speculation: SpeculationField | None = None
     cache_salt: str | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    mixed_arithmetic: bool | None = None
+    """Slipstream's extension: whether the text may go on, marked, where no verifier is left that computes as the one
+    that began it."""
     workload: str | None = None
     """What kind of work this is: acceptance is learned, and rules are set, for each kind apart."""
     user: str | None = None
@@ -169,6 +172,7 @@ class SamplingFields(RequestFields):
                 workload=self.workload or "",
                 cache_salt=self.cache_salt or "",
                 priority=self.priority or 0,
+                mixed_arithmetic=self.mixed_arithmetic,
                 structured_output=self._structure(call),
             )
             if isinstance(prompt, str):

@@ -34,13 +34,13 @@ def routes(parts: HttpDependencies) -> APIRouter:
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The models that can be asked for."""
-        return {"object": "list", "data": [_model(each) for each in parts.router.models().values()]}
+        return {"object": "list", "data": [_model(each, parts) for each in parts.router.models().values()]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model."""
         check_name(name)
-        return _model(parts.router.model(name))
+        return _model(parts.router.model(name), parts)
 
     @router.post("/tokenize")
     async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:
     return parts.router.model(name)
 
 
-def _model(model: types_pb2.ModelInfo) -> dict[str, Any]:
+def _model(model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
@@ -92,4 +92,13 @@ def _model(model: types_pb2.ModelInfo) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_length,
+        "arithmetics": [
+            {
+                "name": each.arithmetic,
+                "verifiers": each.verifiers,
+                "same_tokens": each.batch_invariant,
+                "newest_weights": each.newest,
+            }
+            for each in parts.router.arithmetics(model.name)
+        ],
     }

@@ -53,15 +53,19 @@ class EmulatedEngine(KVCacheManager):
         self._sleep = sleep
         self._passes = 0
         """Passes that held a session, where some are to raise; those that measure costs hold none."""
+        revision, vocabulary = f"emulated-{model.seed}", f"emulated-{model.vocabulary_size}"
+        strays = "" if model.acceptance == 1.0 else f"/{model.acceptance:g}-{model.fanout:g}"
         self.model = ModelInfo(
             name=model.name,
-            revision=f"emulated-{model.seed}",
+            revision=revision,
             vocabulary_size=model.vocabulary_size,
-            fingerprint=f"emulated-{model.vocabulary_size}",
+            fingerprint=vocabulary,
             max_length=model.max_length,
             dtype="emulated",
             parameters=0,
             eos_token_ids=model.eos_token_ids,
+            arithmetic=f"{revision}/emulated/{vocabulary}{strays}",
+            batch_invariant=True,
         )
 
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:

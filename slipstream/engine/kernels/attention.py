@@ -75,12 +75,14 @@ class PagedAttention:
 def paged_attention(keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer) -> PagedAttention | None:
     """None where there is no kernel for pools like these."""
     kernels = find_kernels() if keys.device.type == "cpu" and keys.dtype in KINDS else None
-    sizes = (keys.shape[2], values.shape[2])
-    if kernels is None or layer.query_heads // keys.shape[0] > MOST_QUERIES:
-        return None
-    if any(size % 16 or size > MOST_DIM for size in sizes):
+    if kernels is None or not fits(layer.query_heads // keys.shape[0], keys.shape[2], values.shape[2]):
         return None
     return PagedAttention(kernels, keys, values, layer)
+
+
+def fits(group: int, key_dim: int, value_dim: int) -> bool:
+    """True if the kernel takes `group` query heads for each KV head, of these dimensions."""
+    return group <= MOST_QUERIES and not any(size % 16 or size > MOST_DIM for size in (key_dim, value_dim))
 
 
 class StepParts:

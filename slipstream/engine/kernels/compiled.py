@@ -31,6 +31,7 @@ class Kernels:
 
     def __init__(self, path: Path, wide: bool) -> None:
         library = ctypes.CDLL(str(path))
+        self.path = path
         if library.slipstream_version() != VERSION:
             raise OSError(f"{path} is of another version, or for another CPU")
         library.slipstream_level.restype = library.slipstream_width.restype = ctypes.c_long

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention.packed import NAME, register
+from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.kvcache.store import AttentionLayer
-from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.model_info import DIGITS, ModelInfo
+from slipstream.engine.models.arithmetic import computation_of
 from slipstream.engine.models.attention_layers import probe_layers
-from slipstream.engine.models.fast_dtype import fast_dtype
+from slipstream.engine.models.fast_dtype import announced_dtype
 from slipstream.engine.models.forward import Forward, LibraryForward
-from slipstream.engine.models.lean_selection import fits, lean_forward
+from slipstream.engine.models.lean_selection import FAMILIES, fits, lean_forward
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
+from slipstream.engine.models.weights_digest import weights_digest
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
 from slipstream.tokenizer.vocabulary import (
@@ -42,6 +44,11 @@ class Checkpoint:
     info: ModelInfo
     device: torch.device
     """The device of the model's input tokens."""
+
+    @property
+    def forward_path(self) -> str:
+        """One of "kernels", "lean" and "library" (`slipstream.engine.models.forward.Forward.path`)."""
+        return self.forward.path
 
 
 def load_checkpoint(
@@ -67,8 +74,9 @@ def load_checkpoint(
     config = _load_config(source, options)
     quantised = quantisation or quantisation_method(config)
     own = getattr(config.get_text_config(decoder=True), "dtype", None)
+    asked, kernels = dtype, lean and config.model_type in FAMILIES and find_kernels() is not None
     if dtype == "auto" and device == "cpu" and not quantised and isinstance(own, torch.dtype):
-        dtype = str(fast_dtype(own, _without_weights(source, config).num_parameters())).removeprefix("torch.")
+        dtype = str(announced_dtype(name, own, kernels=kernels)).removeprefix("torch.")
     model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device))
     parameters = model.num_parameters()  # now: the modules that replace others below have none
     model = convert(quantisation, model).eval().requires_grad_(False)
@@ -81,8 +89,12 @@ def load_checkpoint(
     forward: Forward | None = LibraryForward(model)
     if lean and quantised in ("", "int8") and fits(model):
         forward = lean_forward(model, layers, info.max_length)
+    elif kernels and asked != dtype:  # the type was chosen for kernels, which do not serve this model
+        forward = None
     if forward is None:
-        return load_checkpoint(name, dtype, device, quantisation, lean=False)
+        return load_checkpoint(name, asked, device, quantisation, lean=False)
+    computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], precision, forward.path, layers)
+    info = replace(info, arithmetic=computed.name, batch_invariant=computed.batch_invariant)
     return Checkpoint(forward, layers, info, place)
 
 
@@ -174,8 +186,7 @@ def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     return ModelInfo(
         name=Path(source).name if is_local(name) else source,
-        # A file of the hub lies in a folder that is named after its commit.
-        revision=_digest(Path(source)) if is_local(name) else tokenizer_file(name, "config.json").parent.name,
+        revision=_revision(name, source),
         vocabulary_size=vocabulary_size,
         fingerprint=_fingerprint(name, vocabulary_size),
         max_length=_max_length(config),
@@ -184,6 +195,12 @@ def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
         eos_token_ids=as_ids(eos if eos is not None else config.eos_token_id),
         chat_template=chat_template_fingerprint(name),
     )
+
+
+def _revision(name: str, source: str) -> str:
+    if is_local(name):
+        return f"local-{weights_digest(Path(source))}"
+    return tokenizer_file(name, "config.json").parent.name  # lies in a folder that is named after its commit
 
 
 def _fingerprint(name: str, vocabulary_size: int) -> str:
@@ -207,15 +224,6 @@ def _max_length(config: Any) -> int:
             original = original or getattr(config, "original_max_position_embeddings", None)
             longest = min(longest, int(original or longest))
     return longest
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix in (".json", ".safetensors"):
-            content = file.read_bytes() if file.suffix == ".json" else str(file.stat().st_size).encode()
-            digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
-    return f"local-{digest.hexdigest()[:12]}"
 
 
 def _unreadable(name: str, error: Exception) -> FailedPrecondition:

@@ -64,7 +64,10 @@ class EngineCore:
         self._executor = self._core.model_executor
         threading.Thread(target=self._watch, name="vllm-worker-watch", daemon=True).start()
         try:
-            self.dtype = str(self._core.vllm_config.model_config.dtype).removeprefix("torch.")
+            model_config = self._core.vllm_config.model_config
+            self.dtype = str(model_config.dtype).removeprefix("torch.")
+            self.precision = "-".join(filter(None, (model_config.quantization, self.dtype)))
+            """The type, behind the quantiser if there is one."""
             _check_cache(self._core.scheduler.kv_cache_config)
         except SlipstreamError:
             self.close()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.model_info import DIGITS, ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
@@ -40,7 +40,7 @@ class VLLMExecutor:
     def __init__(self, config: VerifierConfig, model: ModelInfo) -> None:
         """Raises what `EngineCore` raises."""
         self.core = EngineCore(config, model)
-        self.model = replace(model, dtype=self.core.dtype)
+        self.model = replace(model, dtype=self.core.dtype, arithmetic=arithmetic(model.revision, self.core.precision))
         pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
         self.kv = WorkerRequests(pool, self.model)
         self.limits = ExecutorLimits(
@@ -128,6 +128,12 @@ class VLLMExecutor:
                 bits += found.values()
                 names.append(name)
         return StepMasks(names, np.array(owners), np.array(depths), np.stack(bits)) if bits else None
+
+
+def arithmetic(revision: str, precision: str) -> str:
+    """The name of vLLM's arithmetic for these weights. It promises the distribution alone: neither version nor
+    device is in it."""
+    return "/".join((revision.removeprefix("local-")[:DIGITS], precision, "vllm"))
 
 
 def _request(scheduled: ScheduledSequence) -> RequestStep:

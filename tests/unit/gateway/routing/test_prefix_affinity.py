@@ -44,6 +44,10 @@ class Place:
     sessions: int
     crowded: bool = False
     ready: bool = True
+    weights: str = ""
+    arithmetic: str = ""
+    present: bool = True
+    started_ms: int = 0
     model: types_pb2.ModelInfo = field(default_factory=lambda: types_pb2.ModelInfo(name="m"))
 
 
@@ -55,6 +59,8 @@ class Place:
         (Place(int(BUSIER * 4 + SPARE) + 1), False),
         (Place(0, crowded=True), False),
         (Place(0, ready=False), False),
+        (Place(0, arithmetic="other"), True),
+        (Place(0, weights="older", started_ms=-1), False),
     ],
 )
 def test_the_verifier_that_knows_the_text_is_preferred_unless_it_is_much_busier(known: Place, chosen: bool) -> None:

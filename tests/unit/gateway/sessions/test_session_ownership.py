@@ -14,7 +14,8 @@ from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted, NotFound, OutOfRange
 from slipstream.v1 import gateway_pb2
 
-RECORD = SessionRecord(id="s", epoch=1, params=b"p", prompt_length=2, tokens=(1, 2))
+BEFORE, AFTER = (gateway_pb2.StoredRequest(model=name).SerializeToString() for name in "pq")
+RECORD = SessionRecord(id="s", epoch=1, params=BEFORE, prompt_length=2, tokens=(1, 2))
 
 
 def store(owner: str = "me") -> MemoryStore:
@@ -39,20 +40,20 @@ async def test_a_cut_that_cannot_be_leaves_the_session_to_everybody() -> None:
     there = store()
     await there.create(RECORD)
     with pytest.raises(OutOfRange):
-        await SessionOwnership(there, None, 5.0).cut(RECORD, 3, (), b"q")
+        await SessionOwnership(there, None, 5.0).cut(RECORD, 3, (), AFTER)
     record = await there.read("s")
-    assert (record.tokens, record.params, record.leased) == ((1, 2), b"p", False)
+    assert (record.tokens, record.params, record.leased) == ((1, 2), BEFORE, False)
 
 
 async def test_a_rollback_that_comes_late_does_not_repeat_itself() -> None:
     there = store()
     await there.create(RECORD)
     ownership = SessionOwnership(there, None, 5.0)
-    await ownership.cut(RECORD, 2, (7,), b"q")
+    await ownership.cut(RECORD, 2, (7,), AFTER)
     with pytest.raises(Aborted):
-        await ownership.cut(RECORD, 2, (7,), b"q")
+        await ownership.cut(RECORD, 2, (7,), AFTER)
     record = await there.read("s")
-    assert (record.tokens, record.params, record.leased) == ((1, 2, 7), b"q", False)
+    assert (record.tokens, record.params, record.leased) == ((1, 2, 7), AFTER, False)
 
 
 @pytest.mark.parametrize("owner", ["", "bob"])

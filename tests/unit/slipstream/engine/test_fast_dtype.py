@@ -1,70 +1,83 @@
-"""`auto` computes in float32 where this CPU emulates the checkpoint's own type, and says so once."""
+"""`auto` follows what the CPU is: the same choice at every start, and why it was made is in the log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 
+from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.models import fast_dtype as module
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.fast_dtype import fast_dtype
+from slipstream.engine.models.fast_dtype import choose_dtype, dtype_on
 from slipstream.proposers.base import ProposerSettings
 from slipstream.proposers.model_factory import open_proposer
 
 DRAFT = str(Path(__file__).parents[4] / "models" / "draft")
+FLOAT, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
 
 
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    module._faster.cache_clear()
-    yield
-    module._faster.cache_clear()
+@pytest.mark.parametrize(
+    ("own", "kernels", "native", "expected"),
+    [
+        (HALF, True, True, HALF),
+        (HALF, True, False, HALF),
+        (HALF, False, True, HALF),
+        (HALF, False, False, FLOAT),
+        *((OTHER, *cpu, FLOAT) for cpu in itertools.product((True, False), repeat=2)),
+        *((FLOAT, *cpu, FLOAT) for cpu in itertools.product((True, False), repeat=2)),
+    ],
+)
+def test_a_half_type_stays_where_kernels_or_instructions_multiply_it(
+    own: torch.dtype, kernels: bool, native: bool, expected: torch.dtype
+) -> None:
+    assert choose_dtype(own, kernels=kernels, native=native).dtype is expected
 
 
-def slower(monkeypatch: pytest.MonkeyPatch, kind: torch.dtype) -> None:
-    def least_seconds(dtypes: tuple[torch.dtype, ...], products: int) -> dict[torch.dtype, float]:
-        return {each: 1.0 + (each is kind) for each in dtypes}
-
-    monkeypatch.setattr(module, "_least_seconds", least_seconds)
-
-
-def test_an_emulated_type_gives_way_to_float32_unless_it_is_asked_for(
+def test_the_log_names_the_type_and_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slower(monkeypatch, torch.bfloat16)
-    assert load_checkpoint(DRAFT).info.dtype == load_checkpoint(DRAFT).info.dtype == "float32"
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("slipstream.engine.models.checkpoint.find_kernels", lambda: None)
+    monkeypatch.setattr(module, "native_bfloat16", lambda: False)
+    assert load_checkpoint(DRAFT).info.dtype == "float32"
     assert load_checkpoint(DRAFT, "bfloat16").info.dtype == "bfloat16"
-    assert sum("slower in bfloat16" in record.message for record in caplog.records) == 1
+    assert [record.getMessage() for record in caplog.records if "computed in" in record.getMessage()] == [
+        f"{DRAFT} is computed in float32: this CPU would emulate bfloat16; it takes twice the memory"
+    ]
 
 
-def test_a_type_that_is_fast_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    slower(monkeypatch, torch.float32)
-    assert load_checkpoint(DRAFT).info.dtype == "bfloat16"
-    assert fast_dtype(torch.float32) is torch.float32
+@pytest.mark.skipif(find_kernels() is None, reason="without compiled kernels")
+def test_a_checkpoint_in_bfloat16_stays_so_where_kernels_serve_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "native_bfloat16", lambda: False)
+    assert {load_checkpoint(DRAFT).info.dtype for _ in range(3)} == {"bfloat16"}
+    assert load_checkpoint(DRAFT, lean=False).info.dtype == "float32"
 
 
-def test_products_are_timed_in_each_type() -> None:
-    found = module._least_seconds((torch.bfloat16, torch.float32), 2)
-    assert all(0.0 < seconds < 60.0 for seconds in found.values()) and len(found) == 2
+@pytest.mark.skipif(find_kernels() is None, reason="without compiled kernels")
+def test_a_type_chosen_for_kernels_is_chosen_again_where_they_do_not_fit_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "native_bfloat16", lambda: False)
+    monkeypatch.setattr("slipstream.engine.models.checkpoint.fits", lambda model: False)
+    loaded = load_checkpoint(DRAFT)
+    assert (loaded.info.dtype, loaded.forward_path) == ("float32", "library")
 
 
-def test_as_many_weights_are_multiplied_as_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft model's lie in the caches, a target's in memory, where half the bytes count."""
-    product, asked = module.INPUTS * module.OUTPUTS, list[int]()
+def test_a_head_uses_torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for native, expected in ((True, HALF), (False, FLOAT)):
+        monkeypatch.setattr(module, "native_bfloat16", lambda native=native: native)
+        assert dtype_on(cpu, HALF) is expected
+    assert dtype_on(torch.device("cuda"), HALF) is HALF
 
-    def least_seconds(dtypes: tuple[torch.dtype, ...], products: int) -> dict[torch.dtype, float]:
-        asked.append(products)
-        return {dtype: 1.0 + (dtype is torch.bfloat16) * (products < 4) for dtype in dtypes}
 
-    monkeypatch.setattr(module, "_least_seconds", least_seconds)
-    sizes = [1, 3 * product, 4 * product, 70_000_000_000]
-    found = [fast_dtype(torch.bfloat16, size) for size in sizes]
-    assert found == [torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
-    assert asked == [1, 3, 4, module.MOST_PRODUCTS]
-    assert fast_dtype(torch.bfloat16) is torch.bfloat16 and len(asked) == 4
+def test_no_clock_is_read() -> None:
+    """A type that a timing chose made two starts on one machine differ."""
+    assert not hasattr(module, "time")
 
 
 def test_a_draft_model_does_without_batch_invariant_attention(monkeypatch: pytest.MonkeyPatch) -> None:

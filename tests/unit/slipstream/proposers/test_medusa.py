@@ -67,12 +67,13 @@ def test_an_output_head_padded_beyond_the_vocabulary_is_cut(target: str, tmp_pat
     assert torch.equal(heads.outputs[0], padded[:VOCABULARY])
 
 
-def test_heads_compute_in_the_type_that_is_fastest_where_they_stand(
+def test_heads_compute_in_the_type_of_the_device_where_they_stand(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target's own type elsewhere than on a CPU, where bfloat16 may be emulated. A shared output stays one."""
     heads = load_heads(save_heads(random_heads(target, HEADS), tmp_path), target)
-    monkeypatch.setattr("slipstream.engine.models.fast_dtype.fast_dtype", lambda own: torch.float64)
+    chosen = "slipstream.proposers.medusa_heads.dtype_on"
+    monkeypatch.setattr(chosen, lambda place, own: torch.float64 if place.type == "cpu" else own)
     moved = heads.on(torch.device("cpu"))
     assert {each.dtype for each in moved.outputs} == {torch.float64} and moved.outputs[0] is moved.outputs[-1]
     states = torch.randn(5, WIDTH)

@@ -1,0 +1,84 @@
+"""A digest of a local checkpoint's weights by content: of what decides its logits, and nothing else.
+
+config.json and the weight files count. A README, a chat template or generation_config.json do not: a folder whose card
+was edited has the same weights. Each file is hashed once: its digest is kept in a cache directory under what the system
+says of the file, so that a checkpoint of 100 GB is read for this only at its first start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from slipstream.engine.model_info import DIGITS
+from slipstream.errors import FailedPrecondition
+
+WEIGHTS = (".safetensors", ".gguf")
+"""Suffixes of weight files. A folder's files of the first one that it has count: no others are loaded."""
+THREADS = 8
+CHUNK_BYTES = 8 << 20
+SETTLED_S = 10.0
+"""A file that was written more recently is not kept: its next change might leave size and time as they are."""
+
+
+def weights_digest(path: Path) -> str:
+    """DIGITS hexadecimal digits of the checkpoint in a folder, or in one file. Raises FailedPrecondition for a file
+    that cannot be read."""
+    files = weight_files(path)
+    digest = hashlib.sha256()
+    try:
+        with ThreadPoolExecutor(THREADS) as threads:  # hashing lets go of the interpreter's lock
+            for file, content in zip(files, threads.map(_file_digest, files), strict=True):
+                digest.update(f"{file.name}\0{content}\n".encode())
+    except OSError as error:
+        raise FailedPrecondition(f"A file of {path} cannot be read: {error}", reason="MODEL_BROKEN") from error
+    return digest.hexdigest()[:DIGITS]
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that decide the logits, in order of their names."""
+    if path.is_file():
+        return [path]
+    config = [file for file in (path / "config.json",) if file.is_file()]
+    for suffix in WEIGHTS:
+        if found := sorted(path.glob(f"*{suffix}")):
+            return [*config, *found]
+    return config
+
+
+def _file_digest(file: Path) -> str:
+    """SHA-256 of the content in hex, from the cache if the file is the one that was hashed."""
+    known = file.resolve().stat()
+    identity = f"{file.resolve()}\0{known.st_size}\0{known.st_mtime_ns}\0{known.st_ino}\0{known.st_dev}"
+    kept = cache_folder() / hashlib.sha256(identity.encode()).hexdigest()
+    with contextlib.suppress(OSError, ValueError):
+        found = kept.read_text()
+        if len(found) == 64 and int(found, 16) >= 0:
+            return found
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(CHUNK_BYTES):
+            digest.update(chunk)
+    if time.time() - known.st_mtime > SETTLED_S:
+        _keep(kept, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where digests are kept: `slipstream/digests` in `XDG_CACHE_HOME`, else in `~/.cache`."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "slipstream" / "digests"
+
+
+def _keep(file: Path, text: str) -> None:
+    """Write the file whole, or not at all: other processes read it meanwhile. Where nothing may be written, as in a
+    container with a read-only root, the checkpoint is hashed at each start."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_name(f"{file.name}.{os.getpid()}")
+        written.write_text(text)
+        os.replace(written, file)

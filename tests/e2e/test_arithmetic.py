@@ -1,0 +1,220 @@
+"""Real verifiers of one model name that write different texts: killed, restarted and replaced amid texts. A text is one
+verifier's from its first token to its last, or a typed error, or it is marked."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.prompts import held_out
+from slipstream.cli.serve import Role
+from slipstream.errors import ARITHMETIC_GONE, Unavailable
+from slipstream.rpc.channel import channel, error_of
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.checkpoints import other_weights
+from tests.e2e.conftest import ROOT, UNMEASURED, serve_environment
+from tests.front import Answer
+from tests.loopback import HOST, free_port
+
+TARGET = ROOT / "models" / "target"
+LONG, SHORT, SEEN = 400, 24, 8
+CLIENTS = 3
+
+pytestmark = pytest.mark.timeout(480)
+
+
+@dataclass
+class Verifier:
+    """At an address that stays its own, whatever runs there."""
+
+    stack: AsyncExitStack
+    address: str = field(default_factory=lambda: f"{HOST}:{free_port()}")
+    role: Role | None = None
+
+    async def run(self, folder: Path, dtype: str = "float32") -> None:
+        """Ends what runs, which finishes its sessions, and starts another one."""
+        if self.role is not None:
+            await self.role.end()
+        settings = {"MODEL": str(folder), "DTYPE": dtype, "LISTEN": self.address, "GRACE_S": "60", "THREADS": "1"}
+        environment = serve_environment() | UNMEASURED | {f"VERIFIER_{name}": each for name, each in settings.items()}
+        self.role = Role("verifier_svc", environment)
+        self.stack.push_async_callback(self.role.end)
+        await self.role.start()
+
+    async def kill(self) -> None:
+        assert self.role is not None
+        self.role.process.kill()
+        await self.role.process.wait()
+
+
+@dataclass
+class Gateway:
+    stub: Any
+
+    async def read(self, answer: Answer, call: Any, tokens: int = 1 << 30) -> Answer:
+        """Adds events until there are so many tokens. Raises the typed error of the call."""
+        try:
+            async for event in call:
+                answer.add(event)
+                if len(answer.tokens) >= tokens:
+                    break
+        except grpc.RpcError as error:
+            raise error_of(error) from error
+        return answer
+
+    def ask(self, tokens: int, prompt: str, **more: Any) -> Any:
+        sampling = gateway_pb2.SamplingOptions(temperature=0.8, seed=5)
+        request = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "sampling": sampling} | more
+        return self.stub.Generate(gateway_pb2.GenerateRequest(**request))
+
+    async def text(self, tokens: int, prompt: str) -> list[int]:
+        return (await self.read(Answer(), self.ask(tokens, prompt))).tokens
+
+    async def resume(self, answer: Answer) -> Answer:
+        asked = gateway_pb2.ResumeRequest(session_id=answer.started.session_id, offset=len(answer.tokens))
+        return await self.read(answer, self.stub.Resume(asked))
+
+    async def served(self, verifiers: int) -> list[gateway_pb2.ServedArithmetic]:
+        """What the gateway lists once it knows so many verifiers."""
+        async with asyncio.timeout(60):
+            while True:
+                (model,) = (await self.stub.ListModels(gateway_pb2.ListModelsRequest())).models
+                if sum(each.verifiers for each in model.arithmetics) == verifiers:
+                    return list(model.arithmetics)
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def gateway(*verifiers: Verifier, **settings: str) -> AsyncIterator[Gateway]:
+    given = {"LISTEN": f"{HOST}:0", "TOKENIZER": str(TARGET), "VERIFIERS": ",".join(each.address for each in verifiers)}
+    environment = os.environ | {f"GATEWAY_{name}": each for name, each in (given | settings).items()}
+    role = Role("gateway", environment)
+    try:
+        async with channel(await role.start()) as line:
+            yield Gateway(gateway_pb2_grpc.GatewayServiceStub(line))
+    finally:
+        await role.end()
+
+
+@asynccontextmanager
+async def verifiers(count: int) -> AsyncIterator[list[Verifier]]:
+    async with AsyncExitStack() as stack:
+        yield [Verifier(stack) for _ in range(count)]
+
+
+@pytest.mark.parametrize("other", ["weights", "type"])
+async def test_a_killed_verifiers_texts_are_its_own_a_typed_error_or_marked(tmp_path: Path, other: str) -> None:
+    prompt = held_out(1, seed=3)[0]
+    runs = [(TARGET, "float32"), (TARGET, "bfloat16")]
+    if other == "weights":
+        runs[1] = other_weights(TARGET, tmp_path / "target"), "float32"
+    async with verifiers(2) as both:
+        await asyncio.gather(*(each.run(*run) for each, run in zip(both, runs, strict=True)))
+        own, where = [], {}
+        for number, each in enumerate(both):
+            async with gateway(each) as alone:
+                own.append(await alone.text(LONG, prompt))
+                (served,) = await alone.served(1)
+                where[served.arithmetic] = number
+        assert own[0] != own[1]
+        async with gateway(*both, REHOMING_WAIT_S="2", CREDIT_TOKENS="16") as front:
+            assert len(where) == len(await front.served(2)) == 2
+            refusing, mixing = Answer(), Answer()
+            calls = [front.ask(LONG, prompt), front.ask(LONG, prompt, mixed_arithmetic=True)]
+            for answer, call in zip((refusing, mixing), calls, strict=True):
+                await front.read(answer, call, SEEN)
+            home = where[await arithmetic_of(front, refusing)]
+            await both[home].kill()
+            with pytest.raises(Unavailable) as caught:
+                await front.read(refusing, calls[0])
+            assert caught.value.reason == ARITHMETIC_GONE
+            assert refusing.tokens == own[home][: len(refusing.tokens)] and len(refusing.tokens) < LONG
+            await front.read(mixing, calls[1])
+            check_marked(mixing, own)
+            await both[home].run(*runs[home])
+            await front.resume(refusing)
+        assert refusing.tokens == own[home]
+        assert len(refusing.finished.statistics.arithmetics) == 1
+
+
+async def arithmetic_of(front: Gateway, answer: Answer) -> str:
+    session = await front.stub.GetSession(gateway_pb2.GetSessionRequest(session_id=answer.started.session_id))
+    return str(session.arithmetics[-1].arithmetic)
+
+
+def check_marked(answer: Answer, own: list[list[int]]) -> None:
+    """A text that moved has a mark where it did; one that did not is one verifier's."""
+    spans = [(each.arithmetic, each.offset) for each in answer.finished.statistics.arithmetics]
+    if len(spans) == 1:
+        assert answer.tokens in own
+        return
+    (first, start), (second, moved) = spans
+    assert first != second and start == 0 < moved < LONG and len(answer.tokens) == LONG
+    assert any(answer.tokens[:moved] == text[:moved] for text in own)
+
+
+async def test_restarts_keep_texts_and_an_update_of_the_weights_mixes_none(tmp_path: Path) -> None:
+    """Two replicas of one Deployment, replaced one by one under load: by themselves, then by other weights."""
+    prompts = held_out(3, seed=3)
+    new = other_weights(TARGET, tmp_path / "target")
+    async with verifiers(2) as both:
+        await asyncio.gather(*(each.run(TARGET) for each in both))
+        async with gateway(*both, REHOMING_WAIT_S="120") as front:
+            (before,) = await front.served(2)
+            old_texts = {prompt: await front.text(SHORT, prompt) for prompt in prompts}
+            texts: list[tuple[str, list[int], str]] = []
+            ended = asyncio.Event()
+
+            async def load(first: int) -> None:
+                for at in itertools.count(first):
+                    if ended.is_set():
+                        return
+                    prompt = prompts[at % len(prompts)]
+                    answer = await front.read(Answer(), front.ask(SHORT, prompt))
+                    (span,) = answer.finished.statistics.arithmetics
+                    texts.append((prompt, answer.tokens, span.arithmetic))
+
+            async def later() -> int:
+                """As many texts so far as will have ended when those that run now have."""
+                await asyncio.sleep(0)
+                seen = len(texts) + CLIENTS
+                async with asyncio.timeout(120):
+                    while len(texts) <= seen:
+                        await asyncio.sleep(0.02)
+                return len(texts)
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(CLIENTS):
+                    tasks.create_task(load(number))
+                await both[0].run(TARGET)
+                await later()
+                assert all(tokens == old_texts[prompt] for prompt, tokens, _ in texts)
+                restarted = len(texts)
+                await both[1].run(new)
+                while len(served := await front.served(2)) < 2:
+                    await asyncio.sleep(0.05)
+                assert [each.newest for each in served] == [True, False] and served[1].arithmetic == before.arithmetic
+                begun = await later()
+                await later()
+                onwards = len(texts)
+                await both[0].run(new)
+                await later()
+                ended.set()
+            names = {served[0].arithmetic, before.arithmetic}
+            async with gateway(both[1]) as alone:
+                new_texts = {prompt: await alone.text(SHORT, prompt) for prompt in prompts}
+    assert all(old_texts[prompt] != new_texts[prompt] for prompt in prompts)
+    wanted = {before.arithmetic: old_texts, served[0].arithmetic: new_texts}
+    assert {name for _, _, name in texts} == names
+    assert all(tokens == wanted[name][prompt] for prompt, tokens, name in texts)
+    assert all(name == served[0].arithmetic for _, _, name in texts[begun:onwards]), "new sessions go to new weights"
+    print(f"{len(texts)} texts, {restarted} of them before the update, 0 mixtures")
