@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
 from slipstream.engine.attention.packed import NAME
+from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.excerpt import Excerpt, UnknownFormat, is_quantised
@@ -42,12 +43,10 @@ LOOSE = 0.5
 of weights in a format that is not unpacked here."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A model that may serve."""
+class Tried(NamedTuple):
+    """The forward pass that is to serve."""
 
-    lean: bool
-    """The lean pass may."""
+    forward: Forward
     notice: str = ""
     """Why a lean pass that could be had is left out, for people; empty if it is not."""
 
@@ -65,17 +64,17 @@ def same_function(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(off.median() < TYPICAL) and bool((off < WORST).all())
 
 
-def judge(model: Any, info: ModelInfo, device: torch.device, *, lean: bool) -> Verdict:
-    """`lean`: the model fits the lean pass. It is left as it is. Raises FailedPrecondition for a model that packed
-    attention makes another function of."""
+def try_forward(
+    model: Any, layers: list[AttentionLayer], info: ModelInfo, device: torch.device, *, lean: bool
+) -> Tried:
+    """The lean pass, which has taken the model's weights, if the model fits it (`lean`) and it is the same function;
+    else the library's. Raises FailedPrecondition for a model that packed attention makes another function of."""
     if info.max_length < LONGEST_NEAR:
-        log.warning("%s: %d positions are too few for a trial of its forward pass", info.name, info.max_length)
-        return Verdict(lean)
+        log.warning("%s: %d positions are too few to try a forward pass in", info.name, info.max_length)
+        return Tried(LibraryForward(model))
     began = time.monotonic()
-    trial = _Trial(model, info, device)
-    notice = ""
-    if lean:
-        notice = trial.problem(lean=True)
+    trial = _Trial(model, layers, info, device)
+    notice = trial.problem(lean=True) if lean else ""
     if notice or not lean:
         problem = trial.problem(lean=False)
         if problem:
@@ -85,22 +84,28 @@ def judge(model: Any, info: ModelInfo, device: torch.device, *, lean: bool) -> V
                 reason="MODEL_UNSUPPORTED",
             )
     log.info("%s: the forward pass was tried in %.2f s: %s", info.name, time.monotonic() - began, trial.report)
-    if notice:
-        notice = f"the lean forward pass differs from the library's and is left out: {notice}"
-        log.warning("%s: %s", info.name, notice)
-    return Verdict(lean and not notice, notice)
+    if not lean or notice:
+        return Tried(LibraryForward(model), notice)
+    return Tried(trial.passed or lean_decoder(model, layers))
+
+
+def lean_decoder(model: Any, layers: list[AttentionLayer]) -> LeanDecoder:
+    """It takes the model's weights."""
+    windows = {layer.index: layer.window for layer in layers}
+    return LeanDecoder(model, [windows[index] for index in range(len(layers))])
 
 
 class _Trial:
-    def __init__(self, model: Any, info: ModelInfo, device: torch.device) -> None:
+    def __init__(self, model: Any, layers: list[AttentionLayer], info: ModelInfo, device: torch.device) -> None:
         self._info, self._device = info, device
         self._excerpt = Excerpt(model)
-        types = [each.dtype for each in model.parameters() if each.is_floating_point()]
-        self._dtype = types[0] if types else torch.float32
+        self._dtype = layers[0].dtype
         self._changed = self._dtype is not torch.float32 or any(map(is_quantised, model.modules()))
         """Whether the model that serves differs from its float32 reference."""
         self._expected: dict[int, Played] = {}
         self.report = f"{self._excerpt.depth} layers"
+        self.passed: Forward | None = None
+        """A pass that was tried and is all of the model: it may serve."""
 
     def problem(self, *, lean: bool) -> str:
         """In which type, from which layer on and by how much the pass differs, as the middle of a sentence; empty if
@@ -118,32 +123,35 @@ class _Trial:
             model, rehearsal = self._excerpt.copy(floats=True), self._rehearsal(seed)
             if seed not in self._expected:
                 self._expected[seed] = _by_library(model, rehearsal, self._device)
-            expected = self._expected[seed]
-            for invariant in (True, False):
-                found = _difference(play(self._player(model, lean), rehearsal, batch_invariant=invariant), expected)
-                if found or lean or self._dtype is not torch.float32:
-                    break
+            player = self._player(model, lean)
+            # Attention of draft models need not be batch-invariant, and is other code where there is no kernel.
+            modes = (True,) if lean or self._dtype is not torch.float32 else (True, False)
+            played = (play(player, rehearsal, batch_invariant=mode) for mode in modes)
+            found = next(filter(None, (_difference(each, self._expected[seed]) for each in played)), "")
             if not found:
+                self.passed = player.forward if lean and self._excerpt.is_the_model and not self._changed else None
                 break
         return found
 
     def _loses_more(self, lean: bool) -> str:
         """Asked in the type that serves, beside the library."""
         model, rehearsal = self._excerpt.copy(floats=False), self._rehearsal(SEEDS[0])
-        by_library = _by_library(model, rehearsal, self._device)
-        found = play(self._player(model, lean), rehearsal)
-        exact = self._expected[SEEDS[0]].logits
-        off, theirs = distances(found.logits, exact), distances(by_library.logits, exact)
-        name = self._info.dtype
-        path = "lean" if lean else "packed"
-        figures = f"{name} loses {off.median():.2g} of a row's spread ({path}), the library's own {theirs.median():.2g}"
-        self.report += f"; {figures}"
-        for group, rows in rehearsal.groups.items():
-            most = TIMES * theirs[rows].median() + FLOORS.get(self._dtype, 0.0)
-            if not off[rows].median() <= most:
-                return (
-                    f"in {name} it is {off[rows].median():.2g} of a row's spread away at {group}, more than {most:.2g}"
-                )
+        by_library = _by_library(model, rehearsal, self._device, branches=False)
+        rows = rehearsal.on_one_path
+        exact = self._expected[SEEDS[0]].logits[rows]
+        player = self._player(model, lean)
+        ours = distances(play(player, rehearsal).logits[rows], exact)
+        theirs, name = distances(by_library.logits, exact), self._info.dtype
+        path = "the lean pass" if lean else "packed attention"
+        self.report += (
+            f"; {name} loses {ours.median():.2g} of a row's spread in {path}, {theirs.median():.2g} in the library"
+        )
+        for group, members in rehearsal.groups.items():
+            some = [place for place, row in enumerate(rows) if row in members]
+            lost, most = ours[some].median(), TIMES * theirs[some].median() + FLOORS.get(self._dtype, 0.0)
+            if not lost <= most:
+                return f"in {name} it loses {lost:.2g} of a row's spread at {group}, more than {most:.2g},"
+        self.passed = player.forward if lean and self._excerpt.is_the_model else None
         return ""
 
     def _far_apart(self) -> str:
@@ -162,17 +170,14 @@ class _Trial:
         """Takes the model's weights if `lean`."""
         model.set_attn_implementation(NAME)
         layers = probe_layers(model, self._device)
-        windows = {layer.index: layer.window for layer in layers}
-        ours: Forward = LibraryForward(model)
-        if lean:
-            ours = LeanDecoder(model, [windows[index] for index in range(len(layers))])
+        forward = lean_decoder(model, layers) if lean else LibraryForward(model)
         info = replace(self._info, vocabulary_size=self._excerpt.vocabulary_size)
-        return Player(ours, layers, info, self._device)
+        return Player(forward, layers, info, self._device)
 
 
-def _by_library(model: Any, rehearsal: Rehearsal, device: torch.device) -> Played:
+def _by_library(model: Any, rehearsal: Rehearsal, device: torch.device, *, branches: bool = True) -> Played:
     model.set_attn_implementation("eager")
-    return recite(model, rehearsal, device)
+    return recite(model, rehearsal, device, branches=branches)
 
 
 def _difference(found: Played, expected: Played) -> str:

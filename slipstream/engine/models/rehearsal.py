@@ -77,15 +77,20 @@ class Rehearsal:
         return [[*self.prompt, *(self.nodes[node] for node in path), *self.behind] for path in PATHS]
 
     @property
+    def on_one_path(self) -> list[int]:
+        """Numbers of the rows that the last path and the far text have."""
+        return [row for row, place in enumerate(self.places) if place.text >= len(PATHS) - 1]
+
+    @property
     def places(self) -> list[Place]:
         """Of all rows of logits, in the order in which an engine gives them."""
-        near = len(PATHS)
+        last, far = len(PATHS) - 1, len(PATHS)
         of_nodes = [
             next(Place(text, PROMPT + path.index(node)) for text, path in enumerate(PATHS) if node in path)
             for node in range(len(PARENTS))
         ]
-        far = [Place(near, at) for at in range(len(self.far))]
-        return [Place(0, PIECE - 1), *far, Place(0, PROMPT - 1), *of_nodes, Place(2, PROMPT + 2), Place(2, PROMPT + 3)]
+        first = [Place(last, PIECE - 1), *(Place(far, at) for at in range(len(self.far)))]
+        return [*first, Place(last, PROMPT - 1), *of_nodes, Place(last, PROMPT + 2), Place(last, PROMPT + 3)]
 
     @property
     def groups(self) -> dict[str, list[int]]:
@@ -175,10 +180,10 @@ def _steps(engine: TorchEngine, recorder: _Recorder, rehearsal: Rehearsal) -> It
 
 
 @torch.inference_mode()
-def recite(model: Any, rehearsal: Rehearsal, device: torch.device) -> Played:
-    """By the library, whose model uses its eager attention."""
+def recite(model: Any, rehearsal: Rehearsal, device: torch.device, *, branches: bool = True) -> Played:
+    """By the library, whose model uses its eager attention. Without `branches` only the rows `on_one_path`."""
     outputs: list[torch.Tensor] = []
-    near, far = rehearsal.near, torch.tensor([rehearsal.far], device=device)
+    near, far = rehearsal.near if branches else rehearsal.near[-1:], torch.tensor([rehearsal.far], device=device)
     with _watched(model, outputs):
         logits = model(input_ids=torch.tensor(near, device=device), use_cache=False).logits
         count = len(outputs)
@@ -195,8 +200,9 @@ def recite(model: Any, rehearsal: Rehearsal, device: torch.device) -> Played:
 
 
 def _rows(rehearsal: Rehearsal, near: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
-    found = [near[place.text, place.at] if place.text < len(near) else far[0, place.at] for place in rehearsal.places]
-    return torch.stack(found).float()
+    """near [paths, tokens, N], of the last paths; far [1, tokens, N]."""
+    texts = dict(zip(range(len(PATHS) - len(near), len(PATHS) + 1), [*near, *far], strict=True))
+    return torch.stack([texts[place.text][place.at] for place in rehearsal.places if place.text in texts]).float()
 
 
 @contextmanager
