@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,6 @@ class Checkpoint:
     info: ModelInfo
     device: torch.device
     """The device of the model's input tokens."""
-    notice: str = ""
-    """Why a faster forward pass is left out, for people; empty if none is."""
 
     @property
     def forward_path(self) -> str:
@@ -87,7 +85,8 @@ def load_checkpoint(
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     info = _info(name, model, precision, parameters)
     tried = try_forward(model, layers, info, place, lean=lean and quantised in ("", "int8") and fits(model))
-    return Checkpoint(tried.forward, layers, info, place, tried.notice)
+    info = replace(info, forward_path=tried.forward.path, forward_notice=tried.notice)
+    return Checkpoint(tried.forward, layers, info, place)
 
 
 def describe_checkpoint(name: str) -> ModelInfo:

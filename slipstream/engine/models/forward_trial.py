@@ -48,7 +48,13 @@ class Tried(NamedTuple):
 
     forward: Forward
     notice: str = ""
-    """Why a lean pass that could be had is left out, for people; empty if it is not."""
+    """Why a lean pass that could be had is left out, and what that costs, for people; empty if it is not."""
+
+
+COST = (
+    "On a CPU passes take several times as long, and the same tokens with speculation and without it are not promised "
+    "(docs/exactness.md)."
+)
 
 
 def distances(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -84,7 +90,10 @@ def try_forward(
                 reason="MODEL_UNSUPPORTED",
             )
     log.info("%s: the forward pass was tried in %.2f s: %s", info.name, time.monotonic() - began, trial.report)
-    if not lean or notice:
+    if notice:
+        notice = f"its fast forward pass is left out, because {notice} from the library's. {COST}"
+        log.warning("%s: %s", info.name, notice)
+    if notice or not lean:
         return Tried(LibraryForward(model), notice)
     return Tried(trial.passed or lean_decoder(model, layers))
 
