@@ -95,6 +95,16 @@ def other_weights(folder: Path, copy: Path) -> Path:
     return copy
 
 
+def liven(folder: Path) -> None:
+    """Norms and biases start at one and zero, where a forgotten one cannot be seen."""
+    weights = load_file(folder / "model.safetensors")
+    draw = torch.Generator().manual_seed(1)
+    for name, weight in weights.items():
+        if name.endswith(("norm.weight", "bias")):
+            weight += 0.3 * torch.randn(weight.shape, generator=draw)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def save_tokenizer(folder: Path, size: int) -> None:
     """A word-level tokenizer whose token i is the word `ti`."""
     vocabulary = {f"t{index}": index for index in range(size)}

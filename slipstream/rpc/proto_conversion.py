@@ -161,6 +161,10 @@ class Model(Protocol):
     def arithmetic(self) -> str: ...
     @property
     def batch_invariant(self) -> bool: ...
+    @property
+    def forward_path(self) -> str: ...
+    @property
+    def forward_notice(self) -> str: ...
 
 
 def model_to_proto(model: Model) -> types_pb2.ModelInfo:
@@ -176,4 +180,6 @@ def model_to_proto(model: Model) -> types_pb2.ModelInfo:
         chat_template_fingerprint=model.chat_template,
         arithmetic=model.arithmetic,
         batch_invariant=model.batch_invariant,
+        forward_path=model.forward_path,
+        forward_notice=model.forward_notice,
     )

@@ -163,7 +163,7 @@ class DraftMark(_message.Message):
     def __init__(self, length: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "revision", "vocabulary_size", "vocabulary_fingerprint", "max_length", "eos_token_ids", "parameter_count", "dtype", "chat_template_fingerprint", "arithmetic", "batch_invariant")
+    __slots__ = ("name", "revision", "vocabulary_size", "vocabulary_fingerprint", "max_length", "eos_token_ids", "parameter_count", "dtype", "chat_template_fingerprint", "arithmetic", "batch_invariant", "forward_path", "forward_notice")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,8 @@ class ModelInfo(_message.Message):
     CHAT_TEMPLATE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_PATH_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NOTICE_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     vocabulary_size: int
@@ -186,7 +188,9 @@ class ModelInfo(_message.Message):
     chat_template_fingerprint: str
     arithmetic: str
     batch_invariant: bool
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., chat_template_fingerprint: _Optional[str] = ..., arithmetic: _Optional[str] = ..., batch_invariant: _Optional[bool] = ...) -> None: ...
+    forward_path: str
+    forward_notice: str
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., chat_template_fingerprint: _Optional[str] = ..., arithmetic: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., forward_path: _Optional[str] = ..., forward_notice: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "reason")

@@ -18,8 +18,9 @@ from slipstream.engine.model_info import DIGITS, ModelInfo
 from slipstream.engine.models.arithmetic import computation_of
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.fast_dtype import announced_dtype
-from slipstream.engine.models.forward import Forward, LibraryForward
-from slipstream.engine.models.lean_selection import FAMILIES, fits, lean_forward
+from slipstream.engine.models.forward import Forward
+from slipstream.engine.models.forward_trial import try_forward
+from slipstream.engine.models.lean_selection import FAMILIES, fits
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
 from slipstream.engine.models.weights_digest import weights_digest
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -86,16 +87,18 @@ def load_checkpoint(
     layers = _layers(model, config, place, quantised)
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     info = _info(name, model, precision, parameters)
-    forward: Forward | None = LibraryForward(model)
-    if lean and quantised in ("", "int8") and fits(model):
-        forward = lean_forward(model, layers, info.max_length)
-    elif kernels and asked != dtype:  # the type was chosen for kernels, which do not serve this model
-        forward = None
-    if forward is None:
+    fast = lean and quantised in ("", "int8") and fits(model)
+    for_kernels = kernels and asked != dtype  # which may not serve this model, in whose type it is slow without them
+    if for_kernels and not fast:
         return load_checkpoint(name, asked, device, quantisation, lean=False)
-    computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], precision, forward.path, layers)
+    tried = try_forward(model, layers, info, place, lean=fast)
+    if for_kernels and tried.notice:
+        loaded = load_checkpoint(name, asked, device, quantisation, lean=False)
+        return replace(loaded, info=replace(loaded.info, forward_notice=tried.notice))
+    computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], precision, tried.forward.path, layers)
     info = replace(info, arithmetic=computed.name, batch_invariant=computed.batch_invariant)
-    return Checkpoint(forward, layers, info, place)
+    info = replace(info, forward_path=tried.forward.path, forward_notice=tried.notice)
+    return Checkpoint(tried.forward, layers, info, place)
 
 
 def describe_checkpoint(name: str) -> ModelInfo:
