@@ -19,7 +19,7 @@ from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.fast_dtype import fast_dtype
 from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_selection import fits, lean_forward
-from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
+from slipstream.engine.models.quantisation import convert, loading_options, prepare_checkpoint
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
 from slipstream.tokenizer.vocabulary import (
@@ -65,7 +65,7 @@ def load_checkpoint(
     source, revision = source_and_revision(name)
     options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision, "trust_remote_code": False}
     config = _load_config(source, options)
-    quantised = quantisation or quantisation_method(config)
+    quantised = prepare_checkpoint(source, config) or quantisation
     own = getattr(config.get_text_config(decoder=True), "dtype", None)
     if dtype == "auto" and device == "cpu" and not quantised and isinstance(own, torch.dtype):
         dtype = str(fast_dtype(own, _without_weights(source, config).num_parameters())).removeprefix("torch.")
