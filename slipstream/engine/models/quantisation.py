@@ -84,7 +84,7 @@ def prepare_checkpoint(source: str, config: Any) -> str:
         raise FailedPrecondition(
             f"{source} is quantised by {method}, whose weights this engine does not read: serve it with vLLM "
             "(`slipstream serve --engine vllm`, VERIFIER_ENGINE=vllm) or take the model's unquantised checkpoint; "
-            "--target-quantisation and --draft-quantisation make int8 or int4 of that.",
+            "--target-quantisation and --draft-quantisation make int8 or int4 of that (docs/models.md).",
             reason="QUANTISATION_UNREADABLE",
         )
     _need_installed(f"{source} is quantised by {method} and", KEPT.get(method, ()))
