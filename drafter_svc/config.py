@@ -17,8 +17,8 @@ PREFIX = "DRAFTER_"
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
     model: str = ""
-    """For the method `model`: a local folder, a hub id (`owner/name@REVISION`), or `emulated:` with settings
-    (`slipstream.engine.factory`)."""
+    """For the method `model`: a local folder, a GGUF file, a hub id (`owner/name@REVISION`), or `emulated:` with
+    settings (`slipstream.engine.factory`)."""
     method: str = "model"
     """The drafting method, a name in `slipstream.proposers.registry`."""
     translate_for: str = ""

@@ -120,7 +120,8 @@ class VerifierStream:
             return  # nothing is proposed for it any more, so nothing need be kept of what follows
         if len(commit.token_ids) > session.max_length:
             raise InvalidArgument("a commit has more tokens than the whole session; send the round's.")
-        session.commit(commit.base_length, self._tokens(commit.token_ids), traced=commit.traced)
+        tokens = _tokens(commit.token_ids, session.vocabulary_size)
+        session.commit(commit.base_length, tokens, traced=commit.traced)
         self._scheduler.session_changed(session)
 
     def _open(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> None:
@@ -158,9 +159,10 @@ class VerifierStream:
             epoch=epoch,
             sampling=sampling,
             policy=self._policy(request.policy),
-            tokens=self._tokens(request.prefix.token_ids),
+            tokens=_tokens(request.prefix.token_ids, self._target_size(request)),
             prompt_length=request.prefix.prompt_length,
             max_length=min(request.max_length, self._limits.model.max_length),
+            vocabulary_size=self._target_size(request),
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
             structure=proto_conversion.structure_from_proto(request.structured_output),
@@ -187,14 +189,12 @@ class VerifierStream:
         if length >= mine.max_length:
             raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
         proto_conversion.check_bias(request.sampling.logit_bias)
-        self._tokens(request.sampling.logit_bias)
+        _tokens(request.sampling.logit_bias, self._target_size(request))
         _check_hints(request)
 
-    def _tokens(self, token_ids: Any) -> list[int]:
-        tokens = list(token_ids)
-        if tokens and max(tokens) >= self._limits.model.vocabulary_size:
-            raise InvalidArgument(f"a token lies outside the vocabulary of {self._limits.model.vocabulary_size}.")
-        return tokens
+    def _target_size(self, request: drafter_pb2.DraftOpen) -> int:
+        """Ids of the target; a verifier that does not say it has a target of the same size."""
+        return request.target.vocabulary_size or self._limits.model.vocabulary_size
 
     def _policy(self, policy: drafter_pb2.DraftPolicy) -> DraftPolicy:
         if not policy.min_path_probability >= 0.0:  # not a number either
@@ -233,6 +233,14 @@ class VerifierStream:
     def _send(self, reply: Reply) -> None:
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream
             self.outbox.put(reply)
+
+
+def _tokens(token_ids: Any, vocabulary_size: int) -> list[int]:
+    """Raises InvalidArgument for an id that the target does not have."""
+    tokens = list(token_ids)
+    if tokens and max(tokens) >= vocabulary_size:
+        raise InvalidArgument(f"a token lies outside the target's vocabulary of {vocabulary_size}.")
+    return tokens
 
 
 def _check_hints(request: drafter_pb2.DraftOpen) -> None:

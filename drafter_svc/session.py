@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.errors import OutOfRange
-from slipstream.proposers.base import ROOT, DeeperLevels, ProposedNode, ProposerContext
+from slipstream.proposers.base import ROOT, UNLIMITED, DeeperLevels, ProposedNode, ProposerContext
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -62,6 +62,8 @@ class DraftSession:
     prompt_length: int
     max_length: int
     """Most committed tokens; no path of the tree is longer either."""
+    vocabulary_size: int = UNLIMITED
+    """The target's: ids that the session can have."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects."""
     cache_salt: str = ""
@@ -115,6 +117,7 @@ class DraftSession:
             prompt_length=self.prompt_length,
             max_length=self.max_length,
             sampling=self.sampling,
+            vocabulary_size=self.vocabulary_size,
             node_tokens=[node.token for node in nodes],
             parents=[index.get(id(node.parent), ROOT) for node in nodes],
             expand=[index.get(id(node), ROOT) for node in expand],
@@ -169,6 +172,7 @@ class DraftSession:
         """Goes on as `other`, a later opening of the session."""
         self.epoch, self.sampling, self.policy = other.epoch, other.sampling, other.policy
         self.prompt_length, self.max_length = other.prompt_length, other.max_length
+        self.vocabulary_size = other.vocabulary_size
         self.replace(other.tokens)
 
     def join(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:

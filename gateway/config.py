@@ -35,7 +35,7 @@ class GatewayConfig:
     verifiers: tuple[str, ...]
     """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name."""
     tokenizer: str
-    """A local folder or a hub id (`owner/name@REVISION`), with the vocabulary of the verifiers' model."""
+    """A local folder, a GGUF file or a hub id (`owner/name@REVISION`), with the vocabulary of the verifiers' model."""
     chat_template: str = ""
     """File with a chat template in Jinja; empty: the one in the folder of the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"

@@ -7,6 +7,8 @@ no further: a fresh one is a Llama with a sliding window of one row, which the l
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
+from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer, source_and_revision, tokenizer_file
 from training.corpus import TrainingBatch
 from training.folder import replacing
 from training.loss import divergence
 from training.request import TrainRequest
+from training.speed import CONTEXT, passes
 from training.target import Target, TargetStates
 from training.trained_drafter import rank_of, reached, shifted
 
@@ -35,6 +39,10 @@ class DraftModel:
     def __init__(self, request: TrainRequest, target: Target) -> None:
         self._request, self._target = request, target
         self.depth = self.passes = request.depth
+        self._saved: Path | None = None
+        self._served: Callable[[int], None] | None = None
+        """A pass as a drafter has it, of the saved model."""
+        self._engines = ExitStack()
         self.module: Any = _fresh(request, target) if not request.start else _started(request, target)
 
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
@@ -55,9 +63,18 @@ class DraftModel:
         return found[..., : self._target.vocabulary]
 
     def one_pass(self) -> None:
-        self._logits(torch.zeros(1, 1, dtype=torch.int64, device=self._target.device))
+        """Of the engine that serves the saved model: the one that is trained is in float32, in the library's code and
+        without KV, which takes several times as long."""
+        if self._saved is None:
+            self._logits(torch.zeros(1, 1, dtype=torch.int64, device=self._target.device))
+            return
+        if self._served is None:
+            engine = open_engine(str(self._saved), kv_tokens=2 * CONTEXT, device=str(self._target.device))
+            self._served = self._engines.enter_context(passes(engine, CONTEXT, 0, 1))
+        self._served(0)
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        self._saved, self._served = folder, None
         with replacing(folder) as fresh:
             self.module.to(torch.bfloat16)
             self.module.config._name_or_path = ""

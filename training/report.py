@@ -12,13 +12,7 @@ from training.acceptance import SimulatedAcceptance
 from training.request import TrainRequest
 from training.speed import Speed
 from training.trainer import Position
-
-LEAST_ACCURACY = 0.3
-"""Share of first candidates that must be right: a verifier warns of a head with less."""
-LEAST_PLACES = 400
-"""Places that a verdict needs: of fewer, a few texts decide."""
-LEAST_GAIN = 1.1
-"""Predicted tokens/s, over those without a drafter."""
+from training.verdict import Measured
 
 
 @dataclass(frozen=True)
@@ -35,34 +29,24 @@ class Report:
     """Greedy texts of the target that were left out."""
 
     @property
-    def best(self) -> tuple[int, float]:
-        """Candidates of a pass with the most predicted tokens/s, and how many times those without a drafter."""
+    def measured(self) -> Measured:
         found = self.speed.tokens_per_s(self.whole.lengths)
-        size = max((each for each in found if each), key=found.__getitem__)
-        return size, found[size] / found[0]
+        gains = {size: found[size] / found[0] for size in found if size}
+        return Measured(self.whole.roots, self.whole.by_depth[0] if self.whole.by_depth else 0.0, gains)
 
     @property
     def ships(self) -> bool:
-        known = self.whole.roots >= LEAST_PLACES
-        return known and self.whole.by_depth[0] >= LEAST_ACCURACY and self.best[1] >= LEAST_GAIN
+        return self.measured.ships
 
     @property
     def verdict(self) -> str:
-        if self.whole.roots < LEAST_PLACES:
-            return (
-                f"Do not ship it: only {self.whole.roots} places were measured, and {LEAST_PLACES} are wanted. Give "
-                "more held-out texts or held_out_answers; greedy texts that loop do not count."
-            )
-        size, gain = self.best
-        first = self.whole.by_depth[0]
-        figures = (
-            f"{first:.0%} of the first candidates are right, and with {size} candidates a pass {gain:.2f} times the "
-            "tokens/s without a drafter are predicted for one session on this machine"
-        )
-        if self.ships:
-            return f"Ship it: {figures}."
-        wanted = f"at least {LEAST_ACCURACY:.0%} and {LEAST_GAIN:g} times are wanted"
-        return f"Do not ship it: {figures}; {wanted}. Train longer, on more texts, or on texts like those you serve."
+        found = self.measured
+        if found.ships:
+            return f"Ship it: {found.reason}."
+        remedy = "Train longer, on more texts, or on texts like those you serve."
+        if not found.enough:
+            remedy = "Give more held-out texts or held_out_answers; greedy texts that loop do not count."
+        return f"Do not ship it: {found.reason}. {remedy}"
 
 
 def write_report(report: Report, path: Path) -> None:

@@ -20,7 +20,8 @@ ENGINES = ("embedded", "vllm")
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
     model: str
-    """A local folder, a hub id (`owner/name@REVISION`), or `emulated:` with settings (`slipstream.engine.factory`)."""
+    """A local folder, a GGUF file, a hub id (`owner/name@REVISION`), or `emulated:` with settings
+    (`slipstream.engine.factory`)."""
     engine: str = "embedded"
     """What runs the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
     vllm_args: str = ""

@@ -10,7 +10,7 @@ from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.generate import cancel_session, generate, resume_session, roll_back_session
 from slipstream.cli.measurements import PLAN_SETTINGS, compare_arms, plan
-from slipstream.cli.models import inflate
+from slipstream.cli.models import convert, inflate
 from slipstream.cli.operations import doctor, key
 from slipstream.cli.options import expanded
 from slipstream.cli.serve import serve
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=ABOUT,
 )
-for command in (serve, generate, chat, status, doctor, key, trace, bench, inflate):
+for command in (serve, generate, chat, status, doctor, key, trace, bench, inflate, convert):
     app.command()(expanded(command))
 app.add_typer(train_app, name="train")
 app.command("resume")(expanded(resume_session))

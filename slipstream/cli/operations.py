@@ -33,7 +33,9 @@ LIMITS, PAIR = "Limits", "A pair before it serves"
 """Groups of options in `--help`."""
 PROBES = 9
 """Calls whose median is a worker's round trip."""
-PROMPT, TOKENS = "The quick brown fox", 48
+PROBE, TOKENS = "The quick brown fox", 48
+NOT_WORTH_IT = 3
+"""Exit status for a pair that fits and does not pay. Typer's own for bad usage is 2."""
 TRIES = 4
 """Requests before the doctor reports that no drafter drafts: the first session of a pair waits for their connection."""
 
@@ -116,7 +118,13 @@ class PairOptions:
     prompts: Annotated[
         Path | None, typer.Option(help="File of prompts, as for `bench`; a few of four kinds.", rich_help_panel=PAIR)
     ] = None
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2, rich_help_panel=PAIR)] = 64
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2, rich_help_panel=PAIR)] = 96
+    translate: Annotated[
+        bool,
+        typer.Option(
+            "--translate", help="The draft model has another tokenizer and translates its tokens.", rich_help_panel=PAIR
+        ),
+    ] = False
     dtype: Annotated[str, typer.Option(help="Type of weights and KV.", rich_help_panel=PAIR)] = "auto"
 
 
@@ -132,8 +140,10 @@ def doctor(
     """Check each --worker's model and load, and request one text from each gateway with and without speculation.
 
     With --target a pair is tried before it serves: vocabulary, templates, acceptance on your prompts by depth, slice
-    and context length, memory, and the speed-up to expect here. Certificates for workers come from
-    SLIPSTREAM_TLS_FOLDER, as for the services. The exit status is 1 if anything is wrong.
+    and context length, memory, and the speed-up to expect here. The last line is the verdict, `ship` or `do not ship`,
+    by the rule of the reports of `slipstream train`. Certificates for workers come from SLIPSTREAM_TLS_FOLDER, as for
+    the services. Exit status: 0 for all well and `ship`, 1 if anything is wrong or fails, 3 for a pair that would
+    serve and is not worth it (`do not ship`).
     """
     if pair.target:
         _try_pair(pair, as_json=as_json)
@@ -151,15 +161,19 @@ def doctor(
 def _try_pair(pair: PairOptions, *, as_json: bool) -> None:
     with explained("doctor"):
         need_installed("torch", "transformers")
-        from slipstream.cli import pair_check
+        from slipstream.cli.pair_check import PROMPTS, check_pair
+        from slipstream.cli.pair_figures import PairCheck
+        from slipstream.cli.pair_report import as_json as listed
+        from slipstream.cli.pair_report import render
         from slipstream.client.load.workload import read_workload
 
-        asked = pair_check.PROMPTS if pair.prompts is None else read_workload(pair.prompts)
+        asked = PROMPTS if pair.prompts is None else read_workload(pair.prompts)
         draft = pair.draft if find_method(pair.drafter).needs_model else ""
-        check = pair_check.check_pair(pair.target, draft, pair.drafter, asked, pair.max_tokens, pair.dtype)
-    typer.echo(pair_check.as_json(check) if as_json else pair_check.render(check))
-    if check.wrong:
-        raise typer.Exit(1)
+        check = PairCheck(pair.target, draft, pair.drafter, translated=pair.translate)
+        check_pair(check, asked, pair.max_tokens, pair.dtype, lambda stage: typer.echo(f"doctor: {stage}", err=True))
+    typer.echo(listed(check) if as_json else render(check))
+    if not check.ships:
+        raise typer.Exit(1 if check.wrong else NOT_WORTH_IT)
 
 
 async def _diagnose(addresses: Sequence[str], gateways: Sequence[GatewayEndpoint]) -> list[Finding]:
@@ -282,7 +296,7 @@ def _speed(completion: Completion) -> str:
 
 def _request(speculate: bool) -> gateway_pb2.GenerateRequest:
     return gateway_pb2.GenerateRequest(
-        prompt=PROMPT,
+        prompt=PROBE,
         max_tokens=TOKENS,
         ignore_eos=True,
         sampling=gateway_pb2.SamplingOptions(temperature=0.0),

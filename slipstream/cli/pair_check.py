@@ -7,18 +7,17 @@ chose. So acceptance is what serving would have, of one chain for each round, wi
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from slipstream.cli.pair_figures import DEPTH, TEMPERATURES, PairCheck, Round, mean_length, summarise
+from slipstream.cli.pair_findings import check_files, check_models, decide, warn
 from slipstream.client.load.workload import Asked
 from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates, begin_unshared
 from slipstream.engine.factory import open_engine
@@ -27,6 +26,7 @@ from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument, SlipstreamError
 from slipstream.proposers.base import (
     ROOT,
+    UNLIMITED,
     HiddenNeed,
     HiddenRows,
     OpenedProposer,
@@ -37,32 +37,13 @@ from slipstream.proposers.base import (
     open_proposer,
 )
 from slipstream.proposers.registry import find_method
-from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tokenizer.vocabulary import (
-    is_local,
-    load_tokenizer,
-    model_folder,
-    read_json,
-    share_vocabulary,
-    template_warning,
-    tokenizer_file,
-)
+from slipstream.tokenizer.vocabulary import is_local, load_tokenizer, read_json, tokenizer_file
+from training.corpus import DISTINCT, distinct_share
 from training.speed import least_seconds, passes
 
-DEPTH = 8
-"""Longest chain that is tried."""
-TEMPERATURES = (0.0, 1.0)
-LENGTHS = (128, 512, 2048, 8192, 32768)
-"""Tokens of context at which a new bucket begins."""
 CHUNK = 256
 TRIES = 5
-FEW_ROUNDS = 8
-"""Rounds below which a bucket or a slice gives no warning."""
-DECAY, SHIFT, HEAT = 0.7, 0.6, 0.75
-"""Shares of an acceptance length beyond 1 below which long contexts, the worst slice and high temperature are worth a
-warning."""
-SHORT_ANSWER = 16
 WEIGHTS = (".safetensors", ".pt", ".bin")
 BYTES = {"float32": 4, "float64": 8}
 """Bytes of a number by its type; numbers of other types have 2."""
@@ -82,106 +63,73 @@ PROMPTS = (
 """What is tried where no prompts are given: a few of each kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What became of one proposal."""
+def check_pair(
+    check: PairCheck, prompts: Sequence[Asked], tokens: int, dtype: str, on_progress: Callable[[str], None] = print
+) -> None:
+    """Fills `check`, which names the two models and the method. `tokens`: of each answer; `on_progress` takes a line
+    for each stage that may take long.
 
-    context: int
-    """Committed tokens below it."""
-    workload: str
-    temperature: float
-    proposed: int
-    accepted: int
-
-
-@dataclass(slots=True)
-class PairCheck:
-    """Everything that the command prints, in figures."""
-
-    target: str
-    draft: str
-    method: str
-    findings: list[tuple[str, str]] = field(default_factory=list)
-    """`ok`, `warning` or `WRONG`, and a sentence."""
-    by_depth: list[float] = field(default_factory=list)
-    """Share of candidates accepted at each depth, where those above were; at temperature 0."""
-    by_slice: dict[str, float] = field(default_factory=dict)
-    """Tokens of a round, the target's own included, at temperature 0."""
-    by_context: dict[str, float] = field(default_factory=dict)
-    by_temperature: dict[str, float] = field(default_factory=dict)
-    rounds: int = 0
-    memory: dict[str, int] = field(default_factory=dict)
-    """Bytes."""
-    plain_ms: float = 0.0
-    """One token without a drafter."""
-    draft_ms: float = 0.0
-    """One call of the drafter; a model is called once for each token of a chain."""
-    verify_ms: dict[int, float] = field(default_factory=dict)
-    """A pass of the target with so many candidates."""
-    speed_up: dict[int, float] = field(default_factory=dict)
-    """By draft length, for one session, with drafting and verifying one after the other."""
-
-    @property
-    def wrong(self) -> bool:
-        return any(level == "WRONG" for level, _ in self.findings)
-
-    def note(self, level: str, sentence: str) -> None:
-        self.findings.append((level, sentence))
+    Raises what opening the two raises, and InvalidArgument for a method that needs the target's own passes.
+    """
+    if find_method(check.method).needs_target_passes:
+        raise InvalidArgument(f"{check.method} drafts in the target's own passes; measure it with `slipstream bench`.")
+    check_files(check)
+    if not check.wrong:
+        _try(check, prompts, tokens, dtype, on_progress)
+    decide(check)
 
 
-def check_pair(target: str, draft: str, method: str, prompts: Sequence[Asked], tokens: int, dtype: str) -> PairCheck:
-    """Raises what opening the two raises, and InvalidArgument for a method that needs the target's own passes.
-    `tokens`: of each answer."""
-    if find_method(method).needs_target_passes:
-        raise InvalidArgument(f"{method} drafts in the target's own passes; measure it with `slipstream bench`.")
-    check = PairCheck(target, draft, method)
-    engine = open_engine(target, dtype, kv_tokens=1 << 16)
-    opened = open_proposer(method, ProposerSettings(model=draft, target=target, dtype=dtype))
-    _check_models(check, engine, opened)
+def _try(
+    check: PairCheck, prompts: Sequence[Asked], tokens: int, dtype: str, on_progress: Callable[[str], None]
+) -> None:
+    on_progress(f"loading {check.target}")
+    engine = open_engine(check.target, dtype, kv_tokens=1 << 16)
+    translated = check.target if check.translated else ""
+    opened = open_proposer(
+        check.method,
+        ProposerSettings(model=check.draft, target=check.target, dtype=dtype, translate_for=translated),
+    )
+    check.target_parameters, check.draft_parameters = engine.model.parameters, opened.model.parameters
+    check_models(check, engine, opened)
     if check.wrong:
-        return check
-    tokenizer = load_tokenizer(target)
-    texts = [(asked, list(tokenizer.encode(asked.prompt).ids)) for asked in prompts]
+        return
+    on_progress(f"{len(TEMPERATURES) * len(prompts)} texts of up to {tokens} tokens")
+    rounds, calls, lengths = _rounds(check, engine, opened, prompts, tokens)
+    summarise(check, rounds)
+    if check.rounds:
+        measure_cost(check, engine, [each for each in rounds if not each.temperature], calls)
+        warn(check, rounds, lengths, engine)
+    _measure_memory(check, engine, opened)
+
+
+def _rounds(
+    check: PairCheck, engine: Engine, opened: OpenedProposer, prompts: Sequence[Asked], tokens: int
+) -> tuple[list[Round], Calls, list[int]]:
+    """Rounds over the target's texts, the calls that they took, and the lengths of all answers. A text that loops is
+    guessed by anybody, and flatters all figures: it is counted and left out."""
+    tokenizer = load_tokenizer(check.target)
+    size = engine.model.vocabulary_size
+    counts_first = find_method(check.method).needs_model
     rounds: list[Round] = []
-    calls = _Calls()
-    lengths: list[int] = []
+    calls, lengths, distinct = Calls(), list[int](), list[float]()
+    firsts: list[bool] = []
     for temperature in TEMPERATURES:
-        for seed, (asked, prompt) in enumerate(texts):
+        for seed, asked in enumerate(prompts):
+            prompt = list(tokenizer.encode(asked.prompt).ids)
             sampling = SamplingParams(temperature=temperature, seed=seed)
             text, states = write_text(engine, prompt, asked.max_tokens or tokens, sampling, opened.hidden)
             lengths.append(len(text) - len(prompt))
-            rounds += run_rounds(opened, text, len(prompt), states, sampling, asked.workload or "all", calls)
-    _summarise(check, rounds)
-    _measure_cost(check, engine, [each for each in rounds if not each.temperature], calls)
-    _measure_memory(check, engine, opened)
-    _warn(check, rounds, lengths, engine)
-    return check
-
-
-def _check_models(check: PairCheck, engine: Engine, opened: OpenedProposer) -> None:
-    target, draft = proto_conversion.model_to_proto(engine.model), proto_conversion.model_to_proto(opened.model)
-    if not share_vocabulary(draft, target):
-        check.note("WRONG", f"vocabulary: {draft.name} and {target.name} have different ones; choose a pair with one "
-                   "tokenizer, or set DRAFTER_TRANSLATE_FOR.")  # fmt: skip
-        return
-    size = f"{target.vocabulary_size} tokens"
-    check.note("ok", f"vocabulary: {size}, " + ("shared" if draft.vocabulary_fingerprint else "the method has none"))
-    warning = template_warning(draft, target)
-    check.note("warning" if warning else "ok", f"chat template: {warning or 'nothing differs'}")
-    longest, known = target.max_length, min(draft.max_length, _trained_length(check.draft) or draft.max_length)
-    if known < longest:
-        check.note("warning", f"context: the target takes {longest} tokens, the drafter {known}: beyond, it proposes "
-                   "nothing, or badly.")  # fmt: skip
-    else:
-        check.note("ok", f"context: both take the target's {longest} tokens")
-
-
-def _trained_length(draft: str) -> int:
-    """What a head's configuration says of the contexts that it was made for; 0 where it says nothing."""
-    if not draft or not is_local(draft) or not (model_folder(draft) / "config.json").is_file():
-        return 0
-    found = read_json(model_folder(draft) / "config.json")
-    return int((found.get("transformer_layer_config") or found).get("max_position_embeddings") or 0)
+            distinct.append(distinct_share(text[len(prompt) :]))
+            if distinct[-1] < DISTINCT:
+                check.looping += 1
+                continue
+            rounds += run_rounds(opened, text, len(prompt), states, sampling, asked.workload or "all", calls, size)
+            if not temperature:
+                check.places += lengths[-1]
+                firsts += first_right(opened, text, len(prompt), states, sampling, size) if counts_first else []
+    check.texts, check.distinct = len(distinct), statistics.mean(distinct)
+    check.first = sum(firsts) / len(firsts) if firsts else None
+    return rounds, calls, lengths
 
 
 @torch.inference_mode()
@@ -217,7 +165,7 @@ def write_text(
 
 
 @dataclass(slots=True)
-class _Calls:
+class Calls:
     """Calls of the proposer, and the rounds that they were made for."""
 
     count: int = 0
@@ -232,16 +180,27 @@ def run_rounds(
     states: HiddenStates | None,
     sampling: SamplingParams,
     workload: str,
-    calls: _Calls,
+    calls: Calls,
+    size: int = UNLIMITED,
 ) -> Iterator[Round]:
-    """Rounds over the text behind its prompt. Raises the error with which the proposer gives the sequence up."""
+    """Rounds over the text behind its prompt; `size`: of the target's vocabulary. Raises the error with which the
+    proposer gives the sequence up."""
     handle, length, given = object(), prompt_length, 0
     while length < len(text):
         hidden: tuple[HiddenRows, ...] = ()
         if states is not None and length - 1 > given:
             hidden = (HiddenRows(given, states.cut(given, length - 1)),)
             given = length - 1
-        context = ProposerContext(handle, text, length, prompt_length, len(text) + DEPTH, sampling, hidden=hidden)
+        context = ProposerContext(
+            handle,
+            text,
+            length,
+            prompt_length,
+            len(text) + DEPTH,
+            sampling,
+            vocabulary_size=size,
+            hidden=hidden,
+        )
         chain = likeliest_chain(opened, context, calls)
         right = 0
         while right < len(chain) and length + right < len(text) and chain[right] == text[length + right]:
@@ -253,13 +212,37 @@ def run_rounds(
     opened.proposer.close_sequence(handle)
 
 
-def likeliest_chain(opened: OpenedProposer, context: ProposerContext, calls: _Calls) -> list[int]:
-    """The first child of every node from the root down, up to DEPTH: a method that proposes level by level is called
+def first_right(
+    opened: OpenedProposer,
+    text: list[int],
+    prompt_length: int,
+    states: HiddenStates | None,
+    sampling: SamplingParams,
+    size: int = UNLIMITED,
+) -> list[bool]:
+    """Whether the first candidate is the text's token, at every place behind the prompt: rounds begin where the ones
+    before ended, which are the places that are hard to guess."""
+    handle, given, found = object(), 0, list[bool]()
+    for length in range(prompt_length, len(text)):
+        hidden: tuple[HiddenRows, ...] = ()
+        if states is not None:
+            hidden = (HiddenRows(given, states.cut(given, length - 1)),)
+            given = length - 1
+        context = ProposerContext(
+            handle, text, length, prompt_length, len(text) + DEPTH, sampling, vocabulary_size=size, hidden=hidden
+        )
+        found.append(likeliest_chain(opened, context, Calls(), 1)[:1] == [text[length]])
+    opened.proposer.close_sequence(handle)
+    return found
+
+
+def likeliest_chain(opened: OpenedProposer, context: ProposerContext, calls: Calls, most: int = DEPTH) -> list[int]:
+    """The first child of every node from the root down, up to `most`: a method that proposes level by level is called
     once for each."""
     nodes: list[ProposedNode] = []
     chain: list[int] = []
     """Indices into `nodes`."""
-    while len(chain) < min(DEPTH, opened.depth):
+    while len(chain) < min(most, opened.depth):
         end = chain[-1] if chain else ROOT
         view = replace(
             context,
@@ -283,7 +266,7 @@ def likeliest_chain(opened: OpenedProposer, context: ProposerContext, calls: _Ca
             below = _best_below(nodes, below)
         if opened.hidden is not None and not opened.model.fingerprint:
             break  # it proposed its whole tree
-    return [nodes[index].token for index in chain[:DEPTH]]
+    return [nodes[index].token for index in chain[:most]]
 
 
 def _best_below(nodes: Sequence[ProposedNode], parent: int) -> int:
@@ -291,38 +274,7 @@ def _best_below(nodes: Sequence[ProposedNode], parent: int) -> int:
     return max(children, key=lambda index: nodes[index].log_prob, default=ROOT)
 
 
-def _length(rounds: Sequence[Round], most: int = DEPTH) -> float:
-    """Tokens of a round, with chains of at most `most` candidates."""
-    return 1.0 + sum(min(each.accepted, most) for each in rounds) / len(rounds)
-
-
-def _bucket(context: int) -> str:
-    at = bisect_right(LENGTHS, context)
-    low = LENGTHS[at - 1] if at else 0
-    return f"{low}-{LENGTHS[at] - 1}" if at < len(LENGTHS) else f"{low}+"
-
-
-def _summarise(check: PairCheck, rounds: list[Round]) -> None:
-    greedy = [each for each in rounds if not each.temperature]
-    check.rounds = len(greedy)
-    for depth in range(DEPTH):
-        tried = [each for each in greedy if each.proposed > depth and each.accepted >= depth]
-        if len(tried) < FEW_ROUNDS // 2:
-            break
-        check.by_depth.append(sum(each.accepted > depth for each in tried) / len(tried))
-    slices: dict[str, list[Round]] = defaultdict(list)
-    contexts: dict[str, list[Round]] = defaultdict(list)
-    for each in sorted(greedy, key=lambda each: each.context):
-        slices[each.workload].append(each)
-        contexts[_bucket(each.context)].append(each)
-    check.by_slice = {name: _length(some) for name, some in slices.items()}
-    check.by_context = {name: _length(some) for name, some in contexts.items()}
-    for temperature in TEMPERATURES:
-        if some := [each for each in rounds if each.temperature == temperature]:
-            check.by_temperature[f"{temperature:g}"] = _length(some)
-
-
-def _measure_cost(check: PairCheck, engine: Engine, greedy: list[Round], calls: _Calls) -> None:
+def measure_cost(check: PairCheck, engine: Engine, greedy: list[Round], calls: Calls) -> None:
     """Times passes of one session of CHUNK tokens, the least of TRIES each."""
     counts = range(DEPTH + 1)
     with passes(engine, min(CHUNK, engine.model.max_length - DEPTH - 2), DEPTH, DEPTH) as verify:
@@ -332,7 +284,7 @@ def _measure_cost(check: PairCheck, engine: Engine, greedy: list[Round], calls: 
     check.draft_ms, most = 1e3 * calls.seconds / calls.count, calls.count / calls.rounds
     for count in range(1, DEPTH + 1):
         round_ms = check.verify_ms[count] + check.draft_ms * min(count, most)
-        check.speed_up[count] = _length(greedy, count) * check.plain_ms / round_ms
+        check.speed_up[count] = mean_length(greedy, count) * check.plain_ms / round_ms
 
 
 def _measure_memory(check: PairCheck, engine: Engine, opened: OpenedProposer) -> None:
@@ -360,73 +312,3 @@ def _kv_bytes(model: str, dtype: str) -> int:
     size = raw.get("head_dim") or (int(raw.get("hidden_size") or 0) // heads if heads else 0)
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     return 2 * int(raw.get("num_hidden_layers") or 0) * kv_heads * int(size) * BYTES.get(dtype, 2)
-
-
-def _warn(check: PairCheck, rounds: list[Round], lengths: list[int], engine: Engine) -> None:
-    best = max(check.speed_up, key=lambda count: check.speed_up[count])
-    gain = check.speed_up[best]
-    check.note(
-        "ok" if gain > 1.05 else "warning",
-        f"speed: {gain:.2f} times plain decoding with {best} candidates a round, one session on this machine"
-        + ("" if gain > 1.05 else "; speculation hardly pays here, and the verifier will do without"),
-    )
-    cold, hot = check.by_temperature.get("0", 1.0) - 1.0, check.by_temperature.get("1", 1.0) - 1.0
-    if cold and hot < HEAT * cold:
-        check.note("warning", f"temperature: a round accepts {hot:.1f} candidates at temperature 1, {cold:.1f} at 0.")
-    if statistics.median(lengths) < SHORT_ANSWER:
-        half = f"{statistics.median(lengths):.0f}"
-        check.note("warning", f"short outputs: half of the answers have at most {half} tokens: their time is prefill.")
-    greedy = [each for each in rounds if not each.temperature]
-    for kind, found, share, what in (
-        ("long context", check.by_context, DECAY, "acceptance decays with the context"),
-        ("domain shift", check.by_slice, SHIFT, "the drafter knows some of your work far less"),
-    ):
-        counts: dict[str, int] = defaultdict(int)
-        for each in greedy:
-            counts[_bucket(each.context) if kind == "long context" else each.workload] += 1
-        known = {name: length - 1.0 for name, length in found.items() if counts[name] >= FEW_ROUNDS}
-        if len(known) < 2:
-            continue
-        top = next(iter(known)) if kind == "long context" else max(known, key=lambda name: known[name])
-        worst = min(known, key=lambda name: known[name])
-        if known[worst] < share * known[top]:
-            check.note("warning", f"{kind}: {what}: {known[worst]:.1f} candidates a round in {worst}, "
-                       f"{known[top]:.1f} in {top}.")  # fmt: skip
-    longest = max((each.context for each in rounds), default=0)
-    if longest < engine.model.max_length // 4:
-        whole = engine.model.max_length
-        check.note("warning", f"long context: the prompts reach {longest} of {whole} tokens; acceptance may decay "
-                   "beyond them: give --prompts as long as your users'.")  # fmt: skip
-
-
-def render(check: PairCheck) -> str:
-    """One screen."""
-    lines = [
-        f"{check.target} + {check.draft or 'nothing'} ({check.method}), {check.rounds} rounds at temperature 0",
-        "",
-    ]
-    lines += [f"{level:<8}{sentence}" for level, sentence in check.findings]
-    if check.rounds:
-        lines += ["", "accepted by depth      " + "  ".join(f"{share:.0%}" for share in check.by_depth)]
-        for name, found in (
-            ("tokens a round, slice", check.by_slice),
-            ("  by context", check.by_context),
-            ("  by temperature", check.by_temperature),
-        ):
-            lines.append(f"{name:<23}" + "  ".join(f"{key} {value:.2f}" for key, value in found.items()))
-        lines.append(
-            f"{'time':<23}plain {check.plain_ms:.1f} ms, draft {check.draft_ms:.1f} ms a call, with candidates "
-            + "  ".join(f"{count}: {took:.1f}" for count, took in check.verify_ms.items())
-        )
-        speeds = "  ".join(f"{count}: {gain:.2f}" for count, gain in check.speed_up.items())
-        lines.append(f"{'speed-up':<23}{speeds}")
-    lines.append(f"{'memory':<23}" + "  ".join(f"{name} {_size(count)}" for name, count in check.memory.items()))
-    return "\n".join(lines)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def as_json(check: PairCheck) -> str:
-    return json.dumps(asdict(check), indent=2)

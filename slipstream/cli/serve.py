@@ -25,6 +25,8 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.tls import certificates_from_env
+from slipstream.tokenizer.gguf_folder import is_gguf
+from slipstream.tokenizer.pairing import check_vocabularies, padding_note
 from slipstream.tokenizer.vocabulary import (
     check_folder,
     model_folder,
@@ -126,13 +128,15 @@ class ModelOptions:
     target: Annotated[
         str,
         typer.Option(
-            help="Target model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=MODELS
+            help="Target model: a folder, a GGUF file or a hub id[@REVISION]. Default: the shipped one.",
+            rich_help_panel=MODELS,
         ),
     ] = ""
     draft: Annotated[
         str,
         typer.Option(
-            help="Draft model: a folder or a hub id[@REVISION]. Default: the shipped one.", rich_help_panel=DRAFTING
+            help="Draft model: a folder, a GGUF file or a hub id[@REVISION]. Default: the shipped one.",
+            rich_help_panel=DRAFTING,
         ),
     ] = ""
     drafter: Annotated[
@@ -511,18 +515,36 @@ def serve(
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         drafters = {kind: _model_of(kind, own, models.target, models.draft) for kind, own in named.items()}
         target = models.target or shipped_model("target")
-        check_folder(target)
-        for kind, model in drafters.items():
-            if METHODS[kind].needs_hidden_states and not Path(model).is_file():
-                model_folder(model)  # which may have no config.json
-            elif not METHODS[kind].needs_hidden_states and model:
-                check_folder(model)
+        target = served_folder(target)
+        drafters = {kind: _checked(kind, model, target, fleet.translate) for kind, model in drafters.items()}
     if fleet.engine not in (EMBEDDED, "vllm"):
         raise typer.BadParameter(f"no such engine: {fleet.engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
         placed = _placed(list(drafters), draft_in_verifier, models.threads, fleet.engine)
         served = Fleet(target, drafters, models.dtype, placed.threads, fleet, in_verifier=placed.in_verifier)
         asyncio.run(run(served, addresses))
+
+
+def _checked(kind: str, model: str, target: str, translate: bool) -> str:
+    """The folder of a method's model or heads. Raises NotFound for a missing one, FailedPrecondition for a draft model
+    with another vocabulary, before any role reads weights."""
+    if METHODS[kind].needs_hidden_states:
+        if not Path(model).is_file():
+            model_folder(model)  # which may have no config.json
+        return model
+    folder = served_folder(model) if model else model
+    if METHODS[kind].compares_tokenizers and not translate:
+        check_vocabularies(folder, target)
+        if note := padding_note(folder, target):
+            typer.echo(f"slipstream serve: {note}.", err=True)
+    return folder
+
+
+def served_folder(name: str) -> str:
+    """The name that every role is given: of a GGUF file its folder, so that none of them reads the file. Raises what
+    `check_folder` raises."""
+    check_folder(name)
+    return str(model_folder(name)) if is_gguf(name) else name
 
 
 def _named(given: Sequence[str]) -> dict[str, str]:

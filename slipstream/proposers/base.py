@@ -108,6 +108,9 @@ class ProposerContext:
     hidden: tuple[HiddenRows, ...] = ()
     """Rows that came since the last context of the sequence. Tokens that the target found in its prefix cache have
     none. Some may belong to tokens at and behind `length`."""
+    vocabulary_size: int = UNLIMITED
+    """Columns of the target's logits: nothing from there on is proposed. Models of one tokenizer are padded to
+    different sizes, so `tokens` may hold ids that a draft model has no row for, and it may have rows for more."""
 
     def path(self, node: int) -> list[int]:
         """The candidate tokens from below the root down to `node`; none for ROOT."""

@@ -21,6 +21,9 @@ from slipstream.proposers.draft_sequences import DraftSequences
 from slipstream.proposers.node_choice import NodeChooser, Place
 from slipstream.tokenizer.grammar import Grammars
 
+UNKNOWN = 0
+"""Read in place of a token that the draft model has no embedding for."""
+
 
 class _Draft:
     """One sequence during a call. Nodes are numbered as in a proposal: the context's, then the proposed ones."""
@@ -86,6 +89,8 @@ class ModelProposer:
         grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
+        self._vocabulary_size = engine.model.vocabulary_size
+        """The draft's own: tokens from there on are the target's alone, in its padding."""
         self._sequences = DraftSequences(engine)
         self._chooser = NodeChooser(width, proposal_tokens, sharpness, grammars)
 
@@ -126,6 +131,8 @@ class ModelProposer:
         if not self._sequences.grow(sequence, stop - start + len(nodes)):
             return Proposal([], start, no_room=True)
         pending, wanted = context.tokens[start:stop], context.expand if whole else []
+        if max(pending) >= self._vocabulary_size:
+            pending = [token if token < self._vocabulary_size else UNKNOWN for token in pending]
         segment = Segment(sequence, pending, nodes, parents, want_logits=whole, wanted=wanted)
         proposal = Proposal([], stop)
         begun.append(_Draft(index, context, segment, proposal))

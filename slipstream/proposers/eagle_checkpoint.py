@@ -8,7 +8,7 @@
 | the same of `speculators` | `transformer_layer_config`, flags beside it | `layers.0.*` in place of `midlayer.*` |
 
 `d2t` holds offsets: row i of the output is the target's token i + d2t[i]. A head of either kind may lack
-`embed_tokens.weight`; it takes the target's then.
+`embed_tokens.weight` and `lm_head.weight`; it takes the target's then, of the output the rows that `d2t` names.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def load_head(name: str, target: HeadTarget, dtype: torch.dtype) -> EagleHead:
     rows = config.draft_vocabulary if config.layers else config.vocabulary
     head.target_ids = file.target_ids(rows, config.vocabulary)
     of_target = [EMBEDDING] if config.width == config.target_width else []
-    file.fill(head, target, of_target + [OUTPUT] * (not config.layers), dtype)
+    same_width = config.layer.hidden_size == config.target_width
+    file.fill(head, target, of_target + [OUTPUT] * (not config.layers or same_width), dtype, head.target_ids)
     return head
 
 
@@ -89,8 +90,10 @@ def _read_config(file: HeadFile, target: HeadTarget) -> EagleConfig:
     if kind == "eagle" and raw.get("layernorms"):
         raise unfit(f"{name} has norms before its fusion (layernorms), which no maintained format has; train it anew.")
     fields = raw if kind is None else raw.get("transformer_layer_config") or {}
-    layer = read_layer(name, fields, target, 1)
     third = "layers.0.hidden_norm.weight" in tensors
+    if third and fields.get("num_hidden_layers") == target.layer_count:
+        fields = fields | {"num_hidden_layers": 1}  # some name the target's layers; the file has one of its own
+    layer = read_layer(name, fields, target, 1)
     nested = raw.get("eagle_config") or {}
     known = tensors.get(OFFSETS)
     return EagleConfig(

@@ -72,8 +72,16 @@ class HeadFile:
         original = {plain(key): key for key in held}
         return cls(str(folder), raw, {own: held[key] for own, key in original.items()}, original)
 
-    def fill(self, head: nn.Module, target: HeadTarget, of_target: Collection[str], dtype: torch.dtype) -> None:
-        """Gives a head its tensors, in this type; those of `of_target` may be the target's own. Raises
+    def fill(
+        self,
+        head: nn.Module,
+        target: HeadTarget,
+        of_target: Collection[str],
+        dtype: torch.dtype,
+        rows: Tensor | None = None,
+    ) -> None:
+        """Gives a head its tensors, in this type; those of `of_target` may be the target's own, of its output the
+        `rows` that the head knows. Raises
         FailedPrecondition for tensors that are missing, left over, of another shape, not finite, or never trained."""
         state: dict[str, Tensor] = {}
         for key, wanted in head.state_dict().items():
@@ -82,6 +90,8 @@ class HeadFile:
                 state[key] = fitted(self.name, self.original[key], self.tensors.pop(key), shape, padded).to(dtype)
             elif key in of_target:
                 own = embedding_weight(target.name) if key == EMBEDDING else target.output
+                if key == OUTPUT and rows is not None and len(rows) < len(own):
+                    own = own[rows]
                 state[key] = fitted(target.name, key, own, shape, padded).to(dtype)
             else:
                 midlayer = any("midlayer." in each for each in self.original.values())

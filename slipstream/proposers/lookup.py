@@ -104,6 +104,8 @@ class LookupProposer:
         for place in context.expand if reader.length == context.length else ():
             first = len(context.node_tokens) + len(nodes)
             for found in text.look_up(context.path(place), min(self._count, context.max_nodes - len(nodes))):
+                if found.token >= context.vocabulary_size:
+                    break  # of another target's text
                 parent = place if found.parent == 0 else first + found.parent - 1
                 nodes.append(ProposedNode(parent, found.token, math.log(found.probability)))
         return Proposal(nodes, reader.length)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import torch
 
@@ -19,6 +20,9 @@ from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask, MaskBu
 MASKS_S = 0.001, 0.25
 """What the masks of one session may take of the model's thread, as `MaskBudget` counts. Once that is spent the session
 is proposed for without its grammar."""
+
+
+_TARGET_SIZE = attrgetter("context.vocabulary_size")
 
 
 class NodeChooser:
@@ -40,7 +44,12 @@ class NodeChooser:
 
     def choose(self, places: Sequence[Place], rows: torch.Tensor, answers: list[Proposal | SlipstreamError]) -> None:
         """Adds the nodes below every place from its log q, float32 [places, V], unprocessed."""
-        processed = logits_processor.process(rows, [replace(place.sampled, mask=self.mask(place)) for place in places])
+        sizes = tuple(map(_TARGET_SIZE, places))
+        if min(sizes) < rows.shape[-1]:
+            rows = within(rows, sizes)
+        width = rows.shape[-1]
+        sampled = [replace(place.sampled(width), mask=self.mask(place)) for place in places]
+        processed = logits_processor.process(rows, sampled)
         for drawn in (False, True):
             chosen = [i for i, place in enumerate(places) if place.context.sampling.drawn == drawn]
             if not chosen:
@@ -121,15 +130,35 @@ class Place:
     def committed_output(self) -> list[int]:
         return self.context.tokens[self.context.prompt_length : self.context.length]
 
-    @property
-    def sampled(self) -> logits_processor.SampledRow:
-        """What the row of logits stands for; only penalties need the tokens before it."""
+    def sampled(self, width: int) -> logits_processor.SampledRow:
+        """What its row of `width` logits stands for; only penalties need the tokens before it. A target that is padded
+        further than the draft model may have tokens beyond the row: nothing is to be done about them."""
         sampling = self.context.sampling
+        if sampling.logit_bias and max(sampling.logit_bias) >= width:
+            bias = {token: value for token, value in sampling.logit_bias.items() if token < width}
+            sampling = replace(sampling, logit_bias=bias)
         if not sampling.penalised:
             return logits_processor.SampledRow(sampling)
-        history = TokenHistory(self.context.tokens[: self.context.prompt_length])
-        history.append(self.committed_output)
+        history = TokenHistory(_below(width, self.context.tokens[: self.context.prompt_length]))
+        history.append(_below(width, self.committed_output))
         return logits_processor.SampledRow(sampling, history, tuple(self.path))
+
+
+def within(rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """log q [R, V] over the ids that each row's target has: columns from the largest of `sizes` [R] on are cut, and in
+    the rows of smaller targets the others are impossible. So what is drawn is drawn from a q that has no others."""
+    width = min(rows.shape[-1], max(sizes))
+    if width < rows.shape[-1]:
+        rows = rows[:, :width].contiguous()
+    if min(sizes) < width:
+        rows = rows.clone()
+        for row, size in enumerate(sizes):
+            rows[row, size:] = -math.inf
+    return rows
+
+
+def _below(width: int, tokens: list[int]) -> list[int]:
+    return tokens if max(tokens, default=0) < width else [token for token in tokens if token < width]
 
 
 def siblings(parent: int, tokens: list[int], q: DraftDistribution) -> list[ProposedNode]:

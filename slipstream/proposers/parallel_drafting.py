@@ -21,7 +21,7 @@ from torch import Tensor
 from slipstream.engine.sampler import coupled_sampling, logits_processor
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import ROOT, Proposal, ProposedNode, ProposerContext
-from slipstream.proposers.node_choice import NodeChooser, Place
+from slipstream.proposers.node_choice import NodeChooser, Place, within
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +169,9 @@ class ParallelProposer(ABC):
         if depths <= 0 or ROOT not in context.expand:
             return []
         place = Place(0, context, context.expand.index(ROOT))
-        rows = [place.sampled] * depths  # what deeper candidates add to penalties differs from path to path
-        processed = logits_processor.process(drafted.logits[:depths], rows)
+        logits = within(drafted.logits[:depths], [context.vocabulary_size] * depths)
+        rows = [place.sampled(logits.shape[-1])] * depths  # deeper candidates' part in penalties differs by path
+        processed = logits_processor.process(logits, rows)
         greedy, seeds = [context.sampling.greedy] * depths, [context.sampling.seed] * depths
         positions = [context.length + depth for depth in range(depths)]
         ids, sure = coupled_sampling.rank(processed, greedy, seeds, positions, RANKS)

@@ -51,6 +51,11 @@ class ProposerMethod:
     """True for a method that can send the distribution its tokens were drawn from, which `rejection` needs."""
 
     @property
+    def compares_tokenizers(self) -> bool:
+        """Whether its model has a tokenizer, which must be the target's unless it translates."""
+        return self.needs_model and not self.needs_hidden_states
+
+    @property
     def in_verifier_only(self) -> bool:
         return self.needs_hidden_states or self.needs_target_passes
 

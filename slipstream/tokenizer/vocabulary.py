@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import FailedPrecondition, NotFound
+from slipstream.tokenizer.gguf_folder import gguf_folder, is_gguf
 from slipstream.v1 import types_pb2
 
 if TYPE_CHECKING:
@@ -25,8 +26,14 @@ EMULATED = "emulated"
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name is a folder rather than a hub id (`owner/name`, `name`, or one with `@REVISION`)."""
-    return Path(name).is_dir() or name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") > 1
+    """Whether a model's name is a folder or a GGUF file rather than a hub id (`owner/name`, `name`, or one with
+    `@REVISION`)."""
+    return (
+        Path(name).is_dir()
+        or is_gguf(name)
+        or name.startswith((".", "/", "~"))
+        or name.partition("@")[0].count("/") > 1
+    )
 
 
 def source_and_revision(name: str) -> tuple[str, str]:
@@ -40,7 +47,10 @@ def source_and_revision(name: str) -> tuple[str, str]:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a local name. Raises NotFound when it does not exist."""
+    """The folder of a local name; of a GGUF file the one that it is converted to. Raises NotFound when it does not
+    exist, and what `gguf_folder` raises."""
+    if is_gguf(name):
+        return gguf_folder(name)
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise NotFound(
@@ -52,10 +62,13 @@ def model_folder(name: str) -> Path:
 def check_folder(name: str) -> None:
     """Raises NotFound where a model is named by a folder that does not exist or holds no model. Hub ids and emulated
     models pass."""
-    if not name.startswith(f"{EMULATED}:") and is_local(name) and not (model_folder(name) / "config.json").is_file():
-        raise NotFound(
-            f"The folder {name} has no config.json; give the folder of a checkpoint.", reason="MODEL_MISSING"
-        )
+    if name.startswith(f"{EMULATED}:") or not is_local(name):
+        return
+    folder = model_folder(name)
+    if not (folder / "config.json").is_file():
+        files = sorted(file.name for file in folder.glob("*.gguf"))
+        remedy = f"name one of its files: {name.rstrip('/')}/{files[0]}" if files else "give the folder of a checkpoint"
+        raise NotFound(f"The folder {name} has no config.json; {remedy}.", reason="MODEL_MISSING")
 
 
 def shipped_model(role: str) -> str:

@@ -18,6 +18,7 @@ from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import FailedPrecondition, Internal, ResourceExhausted, SlipstreamError
 from slipstream.proposers.base import (
     ROOT,
+    UNLIMITED,
     DeeperLevels,
     OpenedProposer,
     Proposal,
@@ -59,6 +60,8 @@ a network are saved here, and a head is often less sure than it is right."""
 class LocalSession(Attachment):
     """One session on a local proposer."""
 
+    vocabulary_size: int = UNLIMITED
+    """The target's."""
     tree: DraftTree = field(init=False)
     """What was proposed, with the nodes that do not pay yet."""
     length: int = field(init=False)
@@ -100,6 +103,7 @@ class LocalSession(Attachment):
             prompt_length=session.prompt_length,
             max_length=session.max_length,
             sampling=session.sampling,
+            vocabulary_size=self.vocabulary_size,
             node_tokens=[node.token for node in nodes],
             parents=[index.get(id(node.parent), ROOT) for node in nodes],
             expand=[index.get(id(node), ROOT) for node in expand],
@@ -185,7 +189,8 @@ class LocalSource:
                 known.name = name
                 session.name_source(known.number, name)
             return
-        attachment = LocalSession(session, self.arrival_times, name, next(self._context.numbers), self._context.clock())
+        number, now, size = next(self._context.numbers), self._context.clock(), self._context.target.vocabulary_size
+        attachment = LocalSession(session, self.arrival_times, name, number, now, vocabulary_size=size)
         try:
             self._check(session)
         except SlipstreamError as error:

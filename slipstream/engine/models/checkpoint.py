@@ -21,7 +21,7 @@ from slipstream.engine.models.fast_dtype import announced_dtype
 from slipstream.engine.models.forward import Forward
 from slipstream.engine.models.forward_trial import try_forward
 from slipstream.engine.models.lean_selection import FAMILIES, fits
-from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
+from slipstream.engine.models.quantisation import convert, loading_options, prepare_checkpoint
 from slipstream.engine.models.weights_digest import weights_digest
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
@@ -73,7 +73,7 @@ def load_checkpoint(
     source, revision = source_and_revision(name)
     options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision, "trust_remote_code": False}
     config = _load_config(source, options)
-    quantised = quantisation or quantisation_method(config)
+    quantised = prepare_checkpoint(source, config) or quantisation
     own = getattr(config.get_text_config(decoder=True), "dtype", None)
     asked, kernels = dtype, lean and config.model_type in FAMILIES and find_kernels() is not None
     if dtype == "auto" and device == "cpu" and not quantised and isinstance(own, torch.dtype):
@@ -123,23 +123,28 @@ def _load_config(source: str, options: dict[str, Any]) -> Any:
         config = AutoConfig.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError) as error:
         raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
+    if why := why_unsupported(config):
+        raise _unsupported(source, why)
+    return config
+
+
+def why_unsupported(config: Any) -> str:
+    """Why no model of this configuration can be packed; empty where its class promises what that needs."""
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder or text.is_encoder_decoder:
-        raise _unsupported(source, "it is an encoder-decoder model")
+        return "it is an encoder-decoder model"
     other = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if other:
-        raise _unsupported(source, f"it has {', '.join(sorted(other))} layers")
+        return f"it has {', '.join(sorted(other))} layers"
     if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):
-        raise _unsupported(source, "its attention looks ahead")
+        return "its attention looks ahead"
     try:
         kind = AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError as error:
-        raise _unsupported(source, f"{type(config).__name__} is no causal language model") from error
+    except KeyError:
+        return f"{type(config).__name__} is no causal language model"
     if getattr(kind, "_is_stateful", False):
-        raise _unsupported(source, "its recurrent state cannot be rolled back")
-    if not getattr(kind, "_supports_attention_backend", False):
-        raise _unsupported(source, "its attention cannot be replaced")
-    return config
+        return "its recurrent state cannot be rolled back"
+    return "" if getattr(kind, "_supports_attention_backend", False) else "its attention cannot be replaced"
 
 
 def _without_weights(source: str, config: Any) -> Any:
@@ -235,5 +240,7 @@ def _unreadable(name: str, error: Exception) -> FailedPrecondition:
 
 def _unsupported(name: str, why: str) -> FailedPrecondition:
     return FailedPrecondition(
-        f"{name} cannot be served: {why}. Choose a decoder of full and sliding attention.", reason="MODEL_UNSUPPORTED"
+        f"{name} cannot be served: {why}. Choose a decoder of full and sliding attention (docs/models.md), or serve it "
+        "with vLLM (--engine vllm).",
+        reason="MODEL_UNSUPPORTED",
     )

@@ -20,7 +20,9 @@ On CUDA int8 and int4 are the same two libraries' kernels. Nothing here was run 
 
 bitsandbytes fetches a kernel from the hub if the package `kernels` is installed; it is not among our dependencies.
 
-A checkpoint that is quantised already needs no choice: transformers reads `quantization_config` by itself.
+A checkpoint that is quantised already needs no choice. FP8 and MXFP4 are read as bfloat16, so they have its paths and
+promises; bitsandbytes' and torchao's stay as they are. Others (AWQ, GPTQ, compressed-tensors, ...) have kernels for
+GPUs alone, which are vLLM's: they are refused before a weight is read.
 """
 
 from __future__ import annotations
@@ -57,6 +59,38 @@ QUANTISERS = {
 }
 
 
+DEQUANTISED = ("fp8", "mxfp4")
+"""Methods of checkpoints whose weights are read as numbers of an ordinary type."""
+KEPT = {"bitsandbytes": ("bitsandbytes", "accelerate"), "torchao": ("torchao", "accelerate")}
+"""Methods of checkpoints that compute with their own weights, and the packages that they need."""
+
+
+def prepare_checkpoint(source: str, config: Any) -> str:
+    """The method that a checkpoint's weights stay quantised in; empty for one that is not, or is read as numbers of an
+    ordinary type, which is written into `config`.
+
+    Raises FailedPrecondition for a method that is not read here, or whose packages are not installed.
+    """
+    method = quantisation_method(config)
+    if method in DEQUANTISED:
+        _need_installed(f"{source} is quantised by {method} and", ("accelerate",))
+        found = config.quantization_config
+        if isinstance(found, dict):
+            found["dequantize"] = True
+        else:
+            found.dequantize = True
+        return ""
+    if method and method not in KEPT:
+        raise FailedPrecondition(
+            f"{source} is quantised by {method}, whose weights this engine does not read: serve it with vLLM "
+            "(`slipstream serve --engine vllm`, VERIFIER_ENGINE=vllm) or take the model's unquantised checkpoint; "
+            "--target-quantisation and --draft-quantisation make int8 or int4 of that (docs/models.md).",
+            reason="QUANTISATION_UNREADABLE",
+        )
+    _need_installed(f"{source} is quantised by {method} and", KEPT.get(method, ()))
+    return method
+
+
 def find_quantiser(name: str) -> Quantiser:
     """Raises InvalidArgument for a name that is not in the table."""
     if name not in QUANTISERS:
@@ -82,10 +116,11 @@ def loading_options(name: str, config: Any, dtype: str, device: str) -> dict[str
     and for a quantiser that is not installed.
     """
     quantised_by = quantisation_method(config)
+    placed_by_library = quantised_by and quantised_by not in DEQUANTISED
     # The library quantises where the weights are to stay; `to` is refused afterwards.
     placed = {"dtype": dtype, "device_map": {"": device}}
     if not name:
-        return placed if quantised_by else {"dtype": dtype}
+        return placed if placed_by_library else {"dtype": dtype}
     if quantised_by:
         raise FailedPrecondition(
             f"The checkpoint is quantised already ({quantised_by}); leave quantisation empty.", reason="QUANTISED"
@@ -156,10 +191,14 @@ def _check(name: str, quantiser: Quantiser, dtype: str, device: str) -> None:
         raise InvalidArgument(f"{name} does not go with dtype {dtype}; choose {' or '.join(quantiser.dtypes)}.")
     if torch.device(device).type not in quantiser.devices:
         raise InvalidArgument(f"{name} does not run on {device}; choose {' or '.join(quantiser.devices)}.")
-    missing = [package for package in quantiser.packages if importlib.util.find_spec(package) is None]
+    _need_installed(name, quantiser.packages)
+
+
+def _need_installed(what: str, packages: tuple[str, ...]) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise FailedPrecondition(
-            f"{name} needs {' and '.join(missing)}, which is not installed: {EXTRA}.", reason="QUANTISER_MISSING"
+            f"{what} needs {' and '.join(missing)}, which is not installed: {EXTRA}.", reason="QUANTISER_MISSING"
         )
 
 

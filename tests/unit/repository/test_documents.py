@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import models
 from tools.settings import CONFIGS, docstrings, document
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,3 +29,9 @@ def test_every_setting_is_in_the_document_as_its_dataclass_says() -> None:
         assert {name for name, _ in docstrings(kind)} == {field.name for field in dataclasses.fields(kind)}
     told = (ROOT / "docs" / "settings.md").read_text("utf-8")
     assert told == document(), "run `python -m tools.settings > docs/settings.md`"
+
+
+def test_the_page_of_models_is_what_the_code_says() -> None:
+    """Which families there are depends on transformers' version, which the page names."""
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert models.document() + "\n" == page

@@ -305,7 +305,7 @@ def test_the_verdict_is_the_prediction_s(tmp_path: Path) -> None:
     found = SimulatedAcceptance(1000, [0.6, 0.5], [[0.6] * RANKS] * 2, lengths)
     request = TrainRequest("medusa", "target", str(tmp_path))
     report = Report(request, Position(step=9, losses=[3.0, 2.0]), 9, found, {"code": found}, speed, "Medusa-1", 0)
-    assert report.best == (4, pytest.approx(1.5)) and report.ships
+    assert report.measured.best == (4, pytest.approx(1.5)) and report.ships
     assert "Ship it: 60% of the first candidates are right, and with 4 candidates a pass 1.50 times" in report.verdict
     assert not replace(report, whole=replace(found, by_depth=[0.2, 0.9])).ships
     few = replace(report, whole=replace(found, roots=399))

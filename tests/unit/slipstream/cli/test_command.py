@@ -65,7 +65,7 @@ def test_every_command_can_print_json() -> None:
     passed_on.command("plan")(plan)
     passed_on.callback()(lambda: None)
     commands = {**get_group(app).commands, **get_group(passed_on).commands}
-    assert len(commands) == 15
+    assert len(commands) == 16
     lacking = [name for name, each in commands.items() if not any("--json" in one.opts for one in each.params)]
     assert lacking == []
 

@@ -9,26 +9,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from slipstream.cli import app
-from slipstream.cli.pair_check import (
-    DEPTH,
-    PROMPTS,
-    PairCheck,
-    Round,
-    _Calls,
-    _check_models,
-    _summarise,
-    _warn,
-    run_rounds,
-    write_text,
-)
+from slipstream.cli.operations import NOT_WORTH_IT
+from slipstream.cli.pair_check import PROMPTS, Calls, check_pair, first_right, run_rounds, write_text
+from slipstream.cli.pair_figures import DEPTH, PairCheck, Round, summarise
+from slipstream.cli.pair_findings import check_models, decide, largest_draft, warn
+from slipstream.cli.pair_report import render
+from slipstream.client.load.workload import Asked
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_info import ModelInfo
 from slipstream.proposers.base import ProposerSettings, open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import shipped_model
+from tests.checkpoints import save_checkpoint, save_tokenizer
 from tests.eagle_heads import LAYERS, knowing_head, save_easy_target
 from tests.fleet import gateway, verifier
 
@@ -40,7 +36,7 @@ def test_the_draft_that_is_the_target_is_always_right() -> None:
     opened = open_proposer("model", ProposerSettings(model=TARGET, target=TARGET, dtype="float32", kv_tokens=2048))
     text, states = write_text(engine, list(range(5, 40)), 30, sampling, None)
     assert states is None and engine.blocks_free == engine.blocks_total
-    calls = _Calls()
+    calls = Calls()
     rounds = list(run_rounds(opened, text, 35, None, sampling, "all", calls))
     assert all(each.accepted == each.proposed > 0 for each in rounds)
     assert calls.rounds == len(rounds) and calls.count >= sum(each.proposed for each in rounds)
@@ -55,7 +51,7 @@ async def test_it_accepts_what_serving_accepts(temperature: float) -> None:
     engine = open_engine(TARGET, "float32", 4096)
     opened = open_proposer("ngram", ProposerSettings())
     text, _ = write_text(engine, prompt, 48, sampling, None)
-    rounds = list(run_rounds(opened, text, len(prompt), None, sampling, "all", _Calls()))
+    rounds = list(run_rounds(opened, text, len(prompt), None, sampling, "all", Calls()))
     async with (
         verifier(engine, local_drafters=("ngram",), model=TARGET, always_speculate=True) as server,
         gateway(server.address) as client,
@@ -76,7 +72,7 @@ def test_heads_read_the_hidden_states_of_the_text(tmp_path: Path) -> None:
     engine, sampling = open_engine(str(target), "float32", 2048), SamplingParams(temperature=0.0)
     text, states = write_text(engine, list(range(3, 60)), 40, sampling, opened.hidden)
     assert states is not None and len(states.last) == len(text) - 1 and set(states.layers) == set(LAYERS)
-    rounds = list(run_rounds(opened, text, 57, states, sampling, "all", _Calls()))
+    rounds = list(run_rounds(opened, text, 57, states, sampling, "all", Calls()))
     assert sum(each.accepted for each in rounds) > 0.1 * len(rounds)
 
 
@@ -87,7 +83,7 @@ def rounds_of(context: int, workload: str, accepted: int, count: int = 10, tempe
 def test_figures_are_sorted_by_depth_slice_context_and_temperature() -> None:
     check = PairCheck("t", "d", "model")
     rounds = rounds_of(100, "code", 4) + rounds_of(3000, "prose", 1) + rounds_of(100, "code", 1, temperature=1.0)
-    _summarise(check, rounds)
+    summarise(check, rounds)
     assert check.by_depth == [1.0, 0.5, 1.0, 1.0, 0.0]
     assert check.by_slice == {"code": 5.0, "prose": 2.0}
     assert check.by_context == {"0-127": 5.0, "2048-8191": 2.0}
@@ -98,16 +94,16 @@ def test_each_danger_has_its_warning_and_none_comes_without() -> None:
     engine = open_engine("emulated:")
     calm = PairCheck("t", "d", "model", speed_up={2: 1.5})
     quiet = rounds_of(8000, "code", 4) + rounds_of(9000, "prose", 4) + rounds_of(9000, "prose", 4, temperature=1.0)
-    _summarise(calm, quiet)
+    summarise(calm, quiet)
     engine.model = replace(engine.model, max_length=16384)
-    _warn(calm, quiet, [64, 64], engine)
-    assert [level for level, _ in calm.findings] == ["ok"]
+    warn(calm, quiet, [64, 64], engine)
+    assert not calm.findings
     bad = PairCheck("t", "d", "model", speed_up={1: 0.9})
     rounds = rounds_of(100, "code", 4) + rounds_of(3000, "prose", 1) + rounds_of(100, "code", 1, temperature=1.0)
-    _summarise(bad, rounds)
-    _warn(bad, rounds, [3, 4], engine)
+    summarise(bad, rounds)
+    warn(bad, rounds, [3, 4], engine)
     said = " ".join(sentence for level, sentence in bad.findings if level == "warning")
-    for danger in ("hardly pays", "temperature:", "short outputs:", "long context: acceptance decays", "domain shift:",
+    for danger in ("temperature:", "short outputs:", "long context: acceptance decays", "domain shift:",
                    "long context: the prompts reach"):  # fmt: skip
         assert danger in said
 
@@ -118,11 +114,18 @@ def test_the_command_prints_one_screen_and_json(tmp_path: Path) -> None:
     command = ["doctor", "--target", TARGET, "--drafter", "ngram", "--prompts", str(file), "--dtype", "float32"]
     run = CliRunner()
     shown = run.invoke(app, command)
-    assert shown.exit_code == 0 and len(shown.output.splitlines()) <= 24
+    assert shown.exit_code == NOT_WORTH_IT and len(shown.output.splitlines()) <= 26
+    assert "do not ship: only 12 places were measured" in shown.output
     for word in ("vocabulary", "chat template", "accepted by depth", "mine", "speed-up", "target weights 44.1 MB"):
         assert word in shown.output
-    found = json.loads(run.invoke(app, [*command, "--json"]).output)
-    assert found["by_slice"].keys() == {"mine"} and found["rounds"] > 0 and len(found["speed_up"]) == DEPTH
+    found = json.loads(run.invoke(app, [*command, "--json"]).stdout)
+    assert (
+        found["ships"] is False
+        and found["places"] == 12
+        and found["by_slice"].keys() == {"mine"}
+        and found["rounds"] > 0
+        and len(found["speed_up"]) == DEPTH
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_the_templates_of_target_and_draft_are_compared(theirs: str, level: str,
     target: Any = SimpleNamespace(model=ModelInfo("target", "local-1", 8, "v", 64, "float32", 1, (0,), "t"))
     draft: Any = SimpleNamespace(model=replace(target.model, name="draft", chat_template=theirs))
     check = PairCheck("target", "", "model")
-    _check_models(check, target, draft)
+    check_models(check, target, draft)
     [found] = [(how, text) for how, text in check.findings if text.startswith("chat template: ")]
     assert found[0] == level and says in found[1]
 
@@ -141,8 +144,107 @@ def test_the_templates_of_target_and_draft_are_compared(theirs: str, level: str,
 def test_another_vocabulary_and_a_method_that_cannot_be_tried_are_refused(tmp_path: Path) -> None:
     run = CliRunner()
     other = run.invoke(app, ["doctor", "--target", TARGET, "--draft", "emulated:vocabulary=99", "--dtype", "float32"])
-    assert other.exit_code == 1 and "WRONG   vocabulary" in other.output
+    assert other.exit_code == 1 and "WRONG   vocabulary" in other.output and "try `--translate`" in other.output
+    assert "memory" not in other.output
     lookahead = run.invoke(app, ["doctor", "--target", TARGET, "--drafter", "lookahead"])
     assert lookahead.exit_code == 1 and "slipstream bench" in lookahead.output
     missing = run.invoke(app, ["doctor", "--target", str(tmp_path / "none"), "--draft", DRAFT])
     assert missing.exit_code == 1
+
+
+def test_another_vocabulary_is_found_before_weights_are_read(tmp_path: Path) -> None:
+    """Neither model has any: what would read them fails otherwise."""
+    for name, size in (("target", 40), ("draft", 41)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        save_tokenizer(tmp_path / name, size)
+    run = CliRunner()
+    pair = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+    refused = run.invoke(app, ["doctor", *pair])
+    assert refused.exit_code == 1 and "WRONG   vocabulary" in refused.output
+    assert "(41 tokens)" in refused.output and "(40 tokens)" in refused.output and "--translate" in refused.output
+    assert "do not ship" in refused.output and "memory" not in refused.output
+    served = run.invoke(app, ["serve", *pair, "--listen", "127.0.0.1:0"])
+    assert served.exit_code == 1 and "VOCABULARY_MISMATCH" in served.output and "--translate" in served.output
+
+
+def test_padding_is_named_and_serves(tmp_path: Path) -> None:
+    for name, size in (("target", 64), ("draft", 80)):
+        save_checkpoint("llama", tmp_path / name, vocab_size=size, num_hidden_layers=1)
+        save_tokenizer(tmp_path / name, 60)
+    check = PairCheck(str(tmp_path / "target"), str(tmp_path / "draft"), "model")
+    check_pair(check, [Asked("t1 t2 t3", "mine")], 20, "float32", lambda stage: None)
+    assert not check.wrong
+    assert any("80 columns" in sentence and "64" in sentence for level, sentence in check.findings if level == "ok")
+
+
+def measured(**changes: Any) -> PairCheck:
+    """A draft that ships."""
+    figures: dict[str, Any] = {
+        "places": 500, "first": 0.6, "rounds": 200, "speed_up": {2: 1.4, 4: 1.6}, "plain_ms": 10.0, "draft_ms": 1.0,
+        "verify_ms": {2: 11.0, 4: 12.0}, "draft_parameters": 10_000_000, "target_parameters": 200_000_000,
+    }  # fmt: skip
+    return PairCheck("t", "d", "model", **(figures | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ships", "says"),
+    [
+        ({}, True, "1.60 times"),
+        ({"places": 399}, False, "only 399 places"),
+        ({"first": 0.2}, False, "up to about"),
+        ({"speed_up": {2: 1.05}, "draft_ms": 30.0}, False, "a smaller draft"),
+        ({"rounds": 0}, False, "every greedy text of the target loops"),
+        ({"findings": [("WRONG", "vocabulary: differs")]}, False, "--translate"),
+        ({"method": "suffix", "first": None, "draft_parameters": 0, "speed_up": {2: 1.0}}, False, "--draft"),
+        ({"method": "suffix", "first": None, "draft_parameters": 0}, True, "1.60 times"),
+    ],
+)
+def test_the_verdict_is_ship_or_not_with_what_to_try(changes: dict[str, Any], ships: bool, says: str) -> None:
+    method = changes.pop("method", "model")
+    check = replace(measured(**changes), method=method)
+    decide(check)
+    *_, last = [line for line in render(check).splitlines() if line.startswith(("ship", "do not ship"))]
+    assert check.ships == ships and last.startswith("ship:" if ships else "do not ship:")
+    assert says in render(check) and bool(check.remedies) != ships
+
+
+def test_a_larger_draft_is_named_by_what_its_calls_would_take() -> None:
+    """With 60 % right, two candidates give 1.96 tokens a round, so a round may take 17.8 ms of which verifying takes
+    11: two calls of 3.4 ms, of a draft 3.4 times as large."""
+    check = measured(verify_ms={2: 11.0})
+    assert largest_draft(check) == pytest.approx(34_090_909, rel=1e-3)
+
+
+def test_looping_texts_are_counted_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt's text repeats itself, the other one's does not."""
+    from slipstream.cli import pair_check
+
+    folder = str(save_checkpoint("llama", tmp_path / "target", vocab_size=64, num_hidden_layers=1))
+    written = {3: [5, 6] * 15, 4: list(range(10, 40))}
+
+    def write(engine: Any, prompt: list[int], *_: Any) -> tuple[list[int], None]:
+        return prompt + written[len(prompt)], None
+
+    monkeypatch.setattr(pair_check, "write_text", write)
+    save_spaced_tokenizer(tmp_path / "target", 64)
+    check = PairCheck(folder, folder, "model")
+    prompts = [Asked("t1 t2 t3", "loops"), Asked("t1 t2 t3 t4", "does not")]
+    check_pair(check, prompts, 30, "float32", lambda stage: None)
+    assert (check.looping, check.texts, check.places) == (2, 4, 30)
+    assert set(check.by_slice) == {"does not"} and 0.5 < check.distinct < 0.6
+    assert "2 of 4 loop and are left out" in render(check)
+
+
+def save_spaced_tokenizer(folder: Path, size: int) -> None:
+    tokenizer = Tokenizer(models.WordLevel({f"t{index}": index for index in range(size)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_the_first_candidate_is_judged_at_every_place(tmp_path: Path) -> None:
+    """Of a draft that is the target all are right; places inside accepted chains count as well."""
+    engine, sampling = open_engine(TARGET, "float32", 2048), SamplingParams(temperature=0.0)
+    opened = open_proposer("model", ProposerSettings(model=TARGET, target=TARGET, dtype="float32", kv_tokens=2048))
+    text, _ = write_text(engine, list(range(5, 40)), 20, sampling, None)
+    assert first_right(opened, text, 35, None, sampling) == [True] * (len(text) - 35)

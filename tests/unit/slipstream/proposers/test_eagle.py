@@ -150,6 +150,34 @@ def change(folder: Path, **changes: Tensor | None) -> None:
     save_file({key: value for key, value in held.items() if key not in gone}, folder / "model.safetensors")
 
 
+@pytest.mark.parametrize("speculators", [False, True])
+@pytest.mark.parametrize("vocabulary", [None, 64])
+def test_a_head_without_an_output_takes_the_rows_of_its_targets(
+    vocabulary: int | None, speculators: bool, target: str, tmp_path: Path
+) -> None:
+    head = random_head(target, config_of(target, layers=LAYERS, vocabulary=vocabulary))
+    known = read_target(target)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(known.output[head.target_ids])
+    save_head(head, tmp_path, target, speculators=speculators)
+    held = load_file(tmp_path / "model.safetensors")
+    save_file({name: tensor for name, tensor in held.items() if "lm_head" not in name}, tmp_path / "model.safetensors")
+    read = load_head(str(tmp_path), known, torch.float32)
+    assert all(torch.equal(value, head.state_dict()[name]) for name, value in read.state_dict().items())
+
+
+def test_a_head_may_name_the_layers_of_its_target(target: str, tmp_path: Path) -> None:
+    """Other numbers of layers are still refused: such a head has more than one of its own."""
+    known = read_target(target)
+    save_head(random_head(target, config_of(target, layers=LAYERS)), tmp_path, target, speculators=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": known.layer_count}))
+    assert load_head(str(tmp_path), known, torch.float32).config.layer.num_hidden_layers == 1
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": known.layer_count + 1}))
+    with pytest.raises(FailedPrecondition, match="draft layers"):
+        load_head(str(tmp_path), known, torch.float32)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
