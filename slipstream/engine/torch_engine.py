@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from slipstream.engine.attention.plan import AttentionPlan
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
-from slipstream.engine.kvcache.store import KVStore
-from slipstream.engine.models.checkpoint import Checkpoint
+from slipstream.engine.kvcache.store import AttentionLayer, KVStore
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.models.forward import Forward
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
+
+
+class LoadedModel(Protocol):
+    """A checkpoint, or a part of one."""
+
+    @property
+    def forward(self) -> Forward: ...
+
+    @property
+    def layers(self) -> list[AttentionLayer]: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def device(self) -> torch.device:
+        """That of the input tokens."""
+        ...
 
 
 class TorchEngine(KVCacheManager):
     """With KV for `tokens` tokens. Use it on one thread only."""
 
-    def __init__(self, checkpoint: Checkpoint, tokens: int, block_size: int = 32) -> None:
+    def __init__(self, checkpoint: LoadedModel, tokens: int, block_size: int = 32) -> None:
         """Raises ResourceExhausted when not even one block fits."""
         pool = BlockPool.holding(tokens, block_size)
         super().__init__(pool, checkpoint.info.max_length)

@@ -18,7 +18,9 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.fast_dtype import fast_dtype
 from slipstream.engine.models.forward import Forward, LibraryForward
-from slipstream.engine.models.lean_selection import fits, lean_forward
+from slipstream.engine.models.forward_trial import judge
+from slipstream.engine.models.lean_decoder import LeanDecoder
+from slipstream.engine.models.lean_selection import fits
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
@@ -42,6 +44,13 @@ class Checkpoint:
     info: ModelInfo
     device: torch.device
     """The device of the model's input tokens."""
+    notice: str = ""
+    """Why a faster forward pass is left out, for people; empty if none is."""
+
+    @property
+    def forward_path(self) -> str:
+        """One of "kernels", "lean" and "library" (`slipstream.engine.models.forward.Forward.path`)."""
+        return self.forward.path
 
 
 def load_checkpoint(
@@ -78,12 +87,12 @@ def load_checkpoint(
     layers = _layers(model, config, place, quantised)
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     info = _info(name, model, precision, parameters)
-    forward: Forward | None = LibraryForward(model)
-    if lean and quantised in ("", "int8") and fits(model):
-        forward = lean_forward(model, layers, info.max_length)
-    if forward is None:
-        return load_checkpoint(name, dtype, device, quantisation, lean=False)
-    return Checkpoint(forward, layers, info, place)
+    verdict = judge(model, info, place, lean=lean and quantised in ("", "int8") and fits(model))
+    forward: Forward = LibraryForward(model)
+    if verdict.lean:
+        windows = {layer.index: layer.window for layer in layers}
+        forward = LeanDecoder(model, [windows[index] for index in range(len(layers))])
+    return Checkpoint(forward, layers, info, place, verdict.notice)
 
 
 def describe_checkpoint(name: str) -> ModelInfo:

@@ -36,6 +36,12 @@ class ForwardStep(Attender, Protocol):
 
 
 class Forward(Protocol):
+    @property
+    def path(self) -> str:
+        """Which code computes it: "kernels" (compiled, all layers in one call), "lean" (ours, by torch's operators) or
+        "library". Two paths give a row the same logits but for rounding."""
+        ...
+
     def reserve(self, length: int) -> None:
         """Positions below `length` may be asked for from now on."""
         ...
@@ -47,6 +53,8 @@ class Forward(Protocol):
 
 class LibraryForward:
     """The library's own modelling code, with packed attention plugged in."""
+
+    path = "library"
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -140,6 +140,10 @@ class LeanDecoder:
         self._packed = PackedLayers(known) if len(known) == len(parts) else None
         self._paged = tuple(layer._attention.paged for layer in self._layers)
 
+    @property
+    def path(self) -> str:
+        return "lean" if self._packed is None else "kernels"
+
     def reserve(self, length: int) -> None:
         self._rotary.reserve(length)
 

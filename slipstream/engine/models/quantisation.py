@@ -113,6 +113,29 @@ def convert(name: str, model: Any) -> Any:
         ) from error
 
 
+def plain_linear(module: torch.nn.Module) -> torch.nn.Linear | None:
+    """A float32 copy of a linear layer whose weight is quantised by one of the quantisers above; None for others."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if callable(weight) and callable(bias):  # torch's dynamic layers
+        numbers, bias = weight().dequantize(), bias()
+    elif not isinstance(weight, torch.Tensor) or type(weight) is torch.nn.Parameter:
+        return None
+    elif getattr(weight, "quant_state", None) is not None:
+        from bitsandbytes.functional import dequantize_4bit
+
+        numbers = dequantize_4bit(weight.data, weight.quant_state)  # type: ignore[attr-defined]
+    elif weight.is_floating_point():  # torchao's tensors say what they stand for
+        numbers = weight.dequantize()
+    else:
+        return None
+    outputs, inputs = numbers.shape
+    plain = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    plain.weight = torch.nn.Parameter(numbers.detach().float(), requires_grad=False)
+    if bias is not None:
+        plain.bias = torch.nn.Parameter(bias.detach().float(), requires_grad=False)
+    return plain
+
+
 def quantisation_method(config: Any) -> str:
     """The library's name of what a checkpoint was quantised with, or nothing."""
     found = getattr(config, "quantization_config", None)

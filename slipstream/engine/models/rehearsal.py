@@ -1,0 +1,215 @@
+"""A rehearsal: texts that ask a decoder for everything its attention does, played by the engine and by the library.
+
+near    A prompt in two pieces over several blocks, a tree with branches below it, and a step after one of its branches
+        was kept. It is longer than an excerpt's windows.
+far     A chain whose positions double up to the longest one.
+
+The engine packs both into the same steps, as it serves; the library computes each path of the tree as a text, by its
+eager attention and with masks of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from slipstream.engine.attention.packed import Attending, States
+from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
+from slipstream.engine.kernels.attention import PagedLayer, PagedStep
+from slipstream.engine.kvcache.store import AttentionLayer
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.models.excerpt import decoder_layers
+from slipstream.engine.models.forward import Forward, ForwardStep, LibraryForward
+from slipstream.engine.segment import Segment
+from slipstream.engine.torch_engine import TorchEngine
+
+PROMPT, PIECE, BLOCK = 11, 5, 4
+"""Tokens of the near prompt, of its first piece, and of a block of KV."""
+PARENTS = (-1, -1, 0, 0, 1)
+"""Of the tree's nodes."""
+PATHS = ((0, 2), (0, 3), (1, 4))
+"""From its root to its leaves; the last one is kept, and two more tokens follow it."""
+LONGEST_NEAR = PROMPT + 4
+"""Tokens of a near text."""
+FAR = 1 << 16
+"""Positions beyond are not tried."""
+_ENGINE_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Place:
+    """A token of a text: near texts are numbered by path, the far one is behind them."""
+
+    text: int
+    at: int
+
+
+@dataclass
+class Played:
+    """Rows of one rehearsal, in an order of its own that is the same for everything that plays it."""
+
+    logits: torch.Tensor
+    """fp32 [rows, V]."""
+    states: list[torch.Tensor] = field(default_factory=list)
+    """What each layer gives, fp32 [rows, hidden]."""
+
+
+class Rehearsal:
+    def __init__(self, vocabulary_size: int, length: int, seed: int) -> None:
+        """`length` bounds positions, and is LONGEST_NEAR at least. Tokens are drawn by `seed`."""
+        draw = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(vocabulary_size, (PROMPT + len(PARENTS) + 2 + 64,), generator=draw).tolist()
+        self.prompt, rest = tokens[:PROMPT], tokens[PROMPT:]
+        self.nodes, rest = rest[: len(PARENTS)], rest[len(PARENTS) :]
+        self.behind = rest[:2]
+        length = min(length, FAR)
+        near = range(min(4, length))
+        doubled = {4 << power for power in range(20) if 4 << power < length}
+        self.far_positions = sorted({*near, *doubled, length - 1})
+        self.far = rest[2 : 2 + len(self.far_positions)]
+
+    @property
+    def near(self) -> list[list[int]]:
+        return [[*self.prompt, *(self.nodes[node] for node in path), *self.behind] for path in PATHS]
+
+    @property
+    def places(self) -> list[Place]:
+        """Of all rows of logits, in the order in which an engine gives them."""
+        near = len(PATHS)
+        of_nodes = [
+            next(Place(text, PROMPT + path.index(node)) for text, path in enumerate(PATHS) if node in path)
+            for node in range(len(PARENTS))
+        ]
+        far = [Place(near, at) for at in range(len(self.far))]
+        return [Place(0, PIECE - 1), *far, Place(0, PROMPT - 1), *of_nodes, Place(2, PROMPT + 2), Place(2, PROMPT + 3)]
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Numbers of rows by what they show."""
+        far = 1 + len(self.far)
+        rows = len(self.places)
+        return {"far positions": list(range(1, far)), "pieces and branches": [0, *range(far, rows)]}
+
+
+class _Recorder:
+    """A forward whose tokens stand at positions of our choice (rows that are read follow from the sequence, as ever),
+    and which keeps what each layer gives for the rows that get logits."""
+
+    path = "library"
+
+    def __init__(self, forward: Forward, device: torch.device, outputs: list[torch.Tensor] | None, depth: int) -> None:
+        """`outputs`: what hooks collect; None: the forward is asked for hidden states, but for the last layer's."""
+        self._forward, self._device, self._outputs = forward, device, outputs
+        self._request = None if outputs is not None else HiddenRequest(tuple(range(1, depth)))
+        self.positions: list[int] = []
+        self.states: list[list[torch.Tensor]] = []
+
+    def reserve(self, length: int) -> None:
+        self._forward.reserve(length)
+
+    def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
+        moved = _Moved(step, torch.tensor([self.positions], device=self._device))
+        output = self._forward(moved, self._request)
+        if self._outputs is not None:
+            found = [rows[0] for rows in self._outputs]
+            self._outputs.clear()
+        else:
+            found = list(output.hidden.layers.values()) if output.hidden is not None else []
+        self.states.append([rows[step.wanted.to(rows.device)].float() for rows in found])
+        return ModelOutput(output.logits)
+
+
+class _Moved:
+    def __init__(self, step: ForwardStep, positions: torch.Tensor) -> None:
+        self._step, self.positions = step, positions
+        self.tokens, self.wanted = step.tokens, step.wanted
+
+    def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor:
+        return self._step.attend(module, states, extras)
+
+    def paged(self, layers: tuple[PagedLayer, ...]) -> PagedStep | None:
+        return self._step.paged(layers)
+
+
+@dataclass(frozen=True)
+class Player:
+    """A forward of ours, as an engine runs it."""
+
+    forward: Forward
+    layers: list[AttentionLayer]
+    info: ModelInfo
+    device: torch.device
+
+
+def play(player: Player, rehearsal: Rehearsal, *, batch_invariant: bool = True) -> Played:
+    """By the engine, on pages of KV."""
+    model = player.forward.model if isinstance(player.forward, LibraryForward) else None
+    outputs: list[torch.Tensor] = []
+    with _watched(model, outputs) if model is not None else nullcontext():
+        given = None if model is None else outputs
+        recorder = _Recorder(player.forward, player.device, given, len(player.layers))
+        engine = TorchEngine(replace(player, forward=recorder), _ENGINE_TOKENS, BLOCK)
+        engine.batch_invariant = batch_invariant
+        recorder.reserve(max(rehearsal.far_positions) + 1)
+        logits = torch.cat(list(_steps(engine, recorder, rehearsal)))
+    return Played(logits, [torch.cat(rows) for rows in zip(*recorder.states, strict=True)])
+
+
+def _steps(engine: TorchEngine, recorder: _Recorder, rehearsal: Rehearsal) -> Iterator[torch.Tensor]:
+    near, far = begin_unshared(engine, PROMPT + len(PARENTS) + 4), begin_unshared(engine, len(rehearsal.far))
+    prompt, chain = rehearsal.prompt, list(range(-1, len(rehearsal.far) - 2))
+    first = Segment(near, prompt[:PIECE])
+    recorder.positions = [*range(PIECE), *rehearsal.far_positions]
+    yield engine.forward([first, Segment(far, rehearsal.far[:1], rehearsal.far[1:], chain)]).logits
+    engine.keep(first, [])
+    second = Segment(near, prompt[PIECE:], rehearsal.nodes, list(PARENTS))
+    recorder.positions = [PIECE + depth for depth in second.depths()]
+    yield engine.forward([second]).logits
+    engine.keep(second, list(PATHS[-1]))
+    recorder.positions = [PROMPT + 2, PROMPT + 3]
+    yield engine.forward([Segment(near, rehearsal.behind[:1], rehearsal.behind[1:], [-1])]).logits
+
+
+@torch.inference_mode()
+def recite(model: Any, rehearsal: Rehearsal, device: torch.device) -> Played:
+    """By the library, whose model uses its eager attention."""
+    outputs: list[torch.Tensor] = []
+    near, far = rehearsal.near, torch.tensor([rehearsal.far], device=device)
+    with _watched(model, outputs):
+        logits = model(input_ids=torch.tensor(near, device=device), use_cache=False).logits
+        count = len(outputs)
+        # With a mask of its own kind the library does not take a gap between positions for the end of a text.
+        behind = model(
+            input_ids=far,
+            position_ids=torch.tensor([rehearsal.far_positions], device=device),
+            attention_mask=torch.ones_like(far),
+            use_cache=False,
+        ).logits
+    both = zip(outputs[:count], outputs[count:], strict=True)
+    states = [_rows(rehearsal, of_near, of_far) for of_near, of_far in both]
+    return Played(_rows(rehearsal, logits, behind), states)
+
+
+def _rows(rehearsal: Rehearsal, near: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
+    found = [near[place.text, place.at] if place.text < len(near) else far[0, place.at] for place in rehearsal.places]
+    return torch.stack(found).float()
+
+
+@contextmanager
+def _watched(model: Any, outputs: list[torch.Tensor]) -> Iterator[None]:
+    """`outputs` gets what each decoder layer gives, [batch, tokens, hidden], in the order in which they run."""
+
+    def keep(module: object, given: object, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        outputs.append(states[0] if states.dim() == 4 else states)  # of several residual streams the first
+
+    hooks = [layer.register_forward_hook(keep) for layer in decoder_layers(model)[1]]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
