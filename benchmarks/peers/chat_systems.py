@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 
+from benchmarks.peers import environments
 from benchmarks.peers.systems import Setting, Start, System, asking, in_worker, llama_cpp, serving, vllm
-from benchmarks.processes import MODELS
+from slipstream.cli.default_drafters import shipped_draft_for
 
 SIMPLE = ("--spec-type", "ngram-simple")
 MOD = ("--spec-type", "ngram-mod")
@@ -36,16 +36,10 @@ class SharedFleet:
         return asking(self._address, setting, drafters)
 
 
-def trained_draft(target: str) -> Path | None:
-    """The draft model that the project ships for this target."""
-    folder = MODELS / f"{target}-draft"
-    return folder if (folder / "config.json").exists() else None
-
-
 def chat_systems(target: str) -> dict[str, Start]:
     """By name, plain ones first. Each start is given one stack."""
-    draft = trained_draft(target)
-    fleet = SharedFleet(({"model": str(draft)} if draft else {}) | {"suffix": ""})
+    draft = shipped_draft_for(str(environments.checkpoint(target)))
+    fleet = SharedFleet(({"model": draft} if draft else {}) | {"suffix": ""})
     systems: dict[str, Start] = {
         EXPECTED: partial(in_worker, "transformers", "plain"),
         "llama.cpp": partial(llama_cpp, ()),

@@ -19,7 +19,8 @@ import httpx
 
 from benchmarks.load_generator import run_load
 from benchmarks.peers import environments
-from slipstream.cli.serve import DEFAULT_DRAFTERS, EMBEDDED, Fleet, computes_on_own_cores, place, vllm_python
+from slipstream.cli.default_drafters import DEFAULT_DRAFTERS
+from slipstream.cli.serve import EMBEDDED, Fleet, computes_on_own_cores, place, vllm_python
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
 from slipstream.proposers.registry import METHODS
