@@ -102,8 +102,9 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
+        """Of the speeds; 1 for texts of one token, which have none."""
         off, on = self.speeds
-        return on / off
+        return on / off if off else 1.0
 
 
 def tokens_per_s(completion: Completion) -> float:

@@ -16,7 +16,8 @@ from tools.real_model import RealModelError
 def completion(tokens: list[int], tpot_s: float, rounds: int) -> Completion:
     done = Completion(token_ids=tokens)
     statistics = gateway_pb2.Finished().statistics
-    statistics.rounds, statistics.ttft_s, statistics.e2e_s = rounds, 1.0, 1.0 + tpot_s * (len(tokens) - 1)
+    statistics.rounds, statistics.emitted = rounds, len(tokens)
+    statistics.ttft_s, statistics.e2e_s = 1.0, 1.0 + tpot_s * (len(tokens) - 1)
     done.finished = gateway_pb2.Finished(statistics=statistics)
     return done
 
