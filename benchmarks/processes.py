@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -47,6 +48,19 @@ def gpu() -> str:
     import torch  # which most benchmarks leave to other processes
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+
+
+def cpu() -> str:
+    """This machine's CPU, with the widest of the instructions that products here are made of."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = fields.get("flags", "").split()
+    known = {"avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    widest = next((word for flag, word in known.items() if flag in flags), platform.machine())
+    family = "".join(
+        f", {word} {fields[name]}" for name, word in (("cpu family", "family"), ("model", "model")) if name in fields
+    )
+    return f"{fields.get('model name', 'unknown CPU')}{family}, {widest}"
 
 
 @asynccontextmanager

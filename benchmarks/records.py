@@ -11,11 +11,12 @@ RESULTS = Path(__file__).resolve().parent / "results"
 Row = dict[str, str | float | int | None]
 
 
-def write(name: str, command: str, rows: Sequence[Row]) -> None:
-    """One table: the command that made it, then its rows. Also printed."""
+def write(name: str, command: str, rows: Sequence[Row], note: str = "") -> None:
+    """One table: the command that made it, a note on where, then its rows. Also printed."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
-    text = f"`{command}`\n\n{table(rows)}"
+    record = {"command": command, "note": note, "rows": rows} if note else {"command": command, "rows": rows}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    text = f"`{command}`\n\n" + (f"{note}\n\n" if note else "") + table(rows)
     (RESULTS / f"{name}.md").write_text(text)
     print(text, flush=True)
 

@@ -3,8 +3,9 @@
 usage: python -m benchmarks.vllm_alone plain|ngram|steps MODEL
 
 `plain` and `ngram` print a line when they are ready, then for each line {"prompts": [[TOKEN, ...], ...],
-"tokens": N} on stdin the seconds that these took at once. `steps` prints medians in milliseconds by sequences of a
-step.
+"tokens": N} on stdin a line {"seconds": S, "outputs": [[TOKEN, ...], ...]} and a line `took S`. The line on stdin may
+have a "temperature", and say that a text "ends" where the model ends it. `steps` prints medians in milliseconds by
+sequences of a step.
 """
 
 from __future__ import annotations
@@ -39,11 +40,18 @@ def serve(method: str, model: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         wanted = json.loads(line)
-        sampling = SamplingParams(temperature=0.0, max_tokens=wanted["tokens"], ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(
+            temperature=wanted.get("temperature", 0.0),
+            max_tokens=wanted["tokens"],
+            ignore_eos=not wanted.get("ends"),
+            detokenize=False,
+        )
         prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt in wanted["prompts"]]
         began = time.perf_counter()
-        llm.generate(prompts, sampling, use_tqdm=False)
-        print(f"took {time.perf_counter() - began}", flush=True)
+        found = llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        print(json.dumps({"seconds": seconds, "outputs": [list(each.outputs[0].token_ids) for each in found]}))
+        print(f"took {seconds}", flush=True)
 
 
 def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:

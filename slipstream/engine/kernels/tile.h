@@ -6,6 +6,7 @@
 
 #define SIDE(rows) (TILE_ROWS / (rows) < MOST_SIDE ? TILE_ROWS / (rows) : MOST_SIDE)
 #define UNROLLED _Pragma("GCC unroll 16")
+#define FORGET_LOADS __asm__ volatile("" ::: "memory")
 
 /* Adds to the sums [rows, WIDTH] of each block. x [rows, stride] are floats, or, where pairs are multiplied, pairs of
  * bf16. */
@@ -25,24 +26,29 @@ TARGET ALWAYS void NAME(add_up)(const struct steps *s, const char *x, long strid
             UNROLLED for (long ask = 0; ask < line; ask += 64)
                 __builtin_prefetch(next + b * s->apart + ask, 0, 3);
             if (kind == PAIRS) {
+#ifdef DOT_PAIRS
                 I both[VECTORS];
                 UNROLLED for (int v = 0; v < VECTORS; v++)
                     both[v] = LOAD_PAIRS((const int *)at + v * LANES);
-#ifdef DOT_PAIRS
                 UNROLLED for (int r = 0; r < rows; r++) {
                     I each = SPREAD_PAIR(((const int *)x)[r * stride + k]);
                     UNROLLED for (int v = 0; v < VECTORS; v++)
                         acc[b][r][v] = DOT_PAIRS(acc[b][r][v], each, both[v]);
                 }
 #else
-                V even[VECTORS], odd[VECTORS];
-                UNROLLED for (int v = 0; v < VECTORS; v++)
-                    even[v] = EVEN(both[v]), odd[v] = ODD(both[v]);
-                UNROLLED for (int r = 0; r < rows; r++) {
-                    const float *pair = (const float *)x + r * stride + 2 * k;
-                    V first = SPREAD(pair[0]), second = SPREAD(pair[1]);
-                    UNROLLED for (int v = 0; v < VECTORS; v++)
-                        acc[b][r][v] = MULTIPLY_ADD(second, odd[v], MULTIPLY_ADD(first, even[v], acc[b][r][v]));
+                /* The pairs are loaded again for their second halves: with twelve sums no register is left to keep them. */
+                UNROLLED for (int half = 0; half < 2; half++) {
+                    V column[VECTORS];
+                    UNROLLED for (int v = 0; v < VECTORS; v++) {
+                        I both = LOAD_PAIRS((const int *)at + v * LANES);
+                        column[v] = half ? ODD(both) : EVEN(both);
+                    }
+                    FORGET_LOADS;
+                    UNROLLED for (int r = 0; r < rows; r++) {
+                        V each = SPREAD(((const float *)x)[r * stride + 2 * k + half]);
+                        UNROLLED for (int v = 0; v < VECTORS; v++)
+                            acc[b][r][v] = MULTIPLY_ADD(each, column[v], acc[b][r][v]);
+                    }
                 }
 #endif
                 continue;
@@ -104,7 +110,7 @@ TARGET static void NAME(chunks)(const struct product *p, const char *w, const ch
     float wide[CHUNK * WIDTH];
     long most = side == 1 ? TILE_ROWS : GROUP_ROWS;
     long groups = (rows + most - 1) / most, each = (rows + groups - 1) / groups;
-    int widens = p->floats && p->kind != FLOATS && groups > 2;
+    int widens = p->floats && p->kind >= LEAST_WIDENED && groups > 2;
     long features = p->kind == PAIRS ? 2 : 1; /* of a step */
     long count = CHUNK / side / (widens ? features : 1), line = WIDTH * (p->kind == BYTES ? 1 : 4);
     long stride = row_length(p), bytes = p->depth * line;

