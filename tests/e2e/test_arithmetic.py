@@ -126,7 +126,7 @@ async def test_a_killed_verifiers_texts_are_its_own_a_typed_error_or_marked(tmp_
                 (served,) = await alone.served(1)
                 where[served.arithmetic] = number
         assert own[0] != own[1]
-        async with gateway(*both, REHOMING_WAIT_S="2", CREDIT_TOKENS="16") as front:
+        async with gateway(*both, REHOMING_WAIT_S="6", CREDIT_TOKENS="16") as front:
             assert len(where) == len(await front.served(2)) == 2
             refusing, mixing = Answer(), Answer()
             calls = [front.ask(LONG, prompt), front.ask(LONG, prompt, mixed_arithmetic=True)]
@@ -141,6 +141,7 @@ async def test_a_killed_verifiers_texts_are_its_own_a_typed_error_or_marked(tmp_
             await front.read(mixing, calls[1])
             check_marked(mixing, own)
             await both[home].run(*runs[home])
+            await front.served(2)
             await front.resume(refusing)
         assert refusing.tokens == own[home]
         assert len(refusing.finished.statistics.arithmetics) == 1

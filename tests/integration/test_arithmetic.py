@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
 from gateway.sessions.arithmetic import with_spans
@@ -15,6 +16,7 @@ from slipstream.errors import ARITHMETIC_GONE, OTHER_ARITHMETIC, ResourceExhaust
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import Answer, Front, Setting
+from tests.scraping import scrape
 from tests.scripted_verifier import ScriptedVerifier, served
 
 LENGTH = 40
@@ -298,3 +300,64 @@ async def test_a_session_goes_on_though_its_arithmetic_came_back_in_the_middle_o
         await reading
     assert answer.tokens == twin.script and not other.opens()
     assert answer.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
+
+
+async def test_relaxed_a_session_that_is_taken_up_keeps_the_name_though_its_tokens_are_lost(setting: Setting) -> None:
+    """A client may have tokens that no log has: whoever goes on must write the same ones."""
+    memory = MemoryBackend()
+    stores = [MemoryStore(memory, owner=name, ttl_s=60, lease_s=60) for name in ("one", "two")]
+    relaxed = {"durability": "relaxed", "rehoming_wait_s": 0.2}
+    front = await setting.front(verifier(setting, "one"), verifier(setting, "two"), store=stores[0], **relaxed)
+    answer = Answer()
+    call = await until_seen(front, answer)
+    first = home(front)
+    call.cancel()
+    session = answer.started.session_id
+    while (record := await front.store.read(session)).leased or record.length == record.prompt_length:
+        await asyncio.sleep(0.01)
+    await stores[0].truncate(session, record.epoch + 1, record.prompt_length)  # as a store that lost its last writes
+    await stores[0].release(session, record.epoch + 1)
+    for each in front.verifiers:
+        each.limit = None
+    front.verifiers[1 - first].started_ms = 1 << 40
+    again = await setting.beside(front, stores[1], **relaxed)
+    await again.resume(session, answer)
+    assert answer.tokens == front.verifiers[first].script
+
+
+async def test_http_names_the_arithmetic_and_marks_a_text_of_two(setting: Setting) -> None:
+    front = await setting.front(
+        verifier(setting, "one"), verifier(setting, "two"), http="127.0.0.1:0", rehoming_wait_s=0.2
+    )
+    assert front.gateway.server.http_address
+    base = f"http://{front.gateway.server.http_address}/v1"
+    async with httpx.AsyncClient(timeout=30.0) as client:
+        (model,) = (await client.get(f"{base}/models")).json()["data"]
+        assert {each["name"]: each["verifiers"] for each in model["arithmetics"]} == {"one": 1, "two": 1}
+        assert sum(each["newest_weights"] for each in model["arithmetics"]) == 1
+        body = {"model": model["id"], "prompt": "Tell me.", "max_tokens": LENGTH}
+        asking = asyncio.create_task(client.post(f"{base}/completions", json=body | {"mixed_arithmetic": True}))
+        async with asyncio.timeout(20):
+            while not any(s.output == SEEN for each in front.verifiers for s in each.sessions.values()):
+                await asyncio.sleep(0.01)
+        first = home(front)
+        one, two = front.verifiers[first], front.verifiers[1 - first]
+        two.limit = None
+        await front.servers[first].stop(0)
+        answer = (await asking).json()
+        names = [one.model.arithmetic, two.model.arithmetic]
+        spans = [(each["arithmetic"], each["offset"]) for each in answer["choices"][0]["arithmetics"]]
+        assert [name for name, _ in spans] == names and spans[0][1] == 0 and spans[1][1] == SEEN
+        assert answer["system_fingerprint"] == names[1]
+        whole = (await client.post(f"{base}/completions", json=body)).json()
+        assert whole["system_fingerprint"] == names[1] and "arithmetics" not in whole["choices"][0]
+
+
+async def test_metrics_count_the_verifiers_of_each_arithmetic(setting: Setting) -> None:
+    fleet = [verifier(setting, weights) for weights in ("one", "two", "two")]
+    fleet[0].model.batch_invariant = True
+    front = await setting.front(*fleet, metrics_listen="127.0.0.1:0")
+    seen = await scrape(front.gateway.server.metrics_address)
+    assert seen.value("slipstream_model_info", arithmetic="one", promise="tokens") == 1
+    assert seen.value("slipstream_model_info", arithmetic="two", promise="distribution") == 2
+    assert seen.value("slipstream_arithmetic_changes_total") == 0

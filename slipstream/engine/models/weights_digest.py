@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,8 @@ WEIGHTS = (".safetensors", ".gguf")
 THREADS = 8
 CHUNK_BYTES = 8 << 20
 SETTLED_S = 10.0
-"""A file that was written more recently is not kept: its next change might leave size and time as they are."""
+"""A digest counts if it was kept so many seconds after the file was written: sooner, the file's next change might have
+left its size and time as they were."""
 
 
 def weights_digest(path: Path) -> str:
@@ -57,14 +57,14 @@ def _file_digest(file: Path) -> str:
     kept = cache_folder() / hashlib.sha256(identity.encode()).hexdigest()
     with contextlib.suppress(OSError, ValueError):
         found = kept.read_text()
-        if len(found) == 64 and int(found, 16) >= 0:
+        settled = kept.stat().st_mtime - known.st_mtime > SETTLED_S
+        if settled and len(found) == 64 and int(found, 16) >= 0:
             return found
     digest = hashlib.sha256()
     with file.open("rb") as content:
         while chunk := content.read(CHUNK_BYTES):
             digest.update(chunk)
-    if time.time() - known.st_mtime > SETTLED_S:
-        _keep(kept, digest.hexdigest())
+    _keep(kept, digest.hexdigest())
     return digest.hexdigest()
 
 
