@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_without_a_package_index_the_shipped_target_is_inflated(
 
     ran = list[list[str]]()
     monkeypatch.setattr(demo, "real_model", missing)
-    monkeypatch.setattr(demo.subprocess, "run", lambda command, **_: ran.append(command))
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command))
     assert demo.target() == (demo.INFLATED, CONTINUATION)
     assert "inflate" in ran[0]
     assert "It cannot be had here: pip cannot download it." in capsys.readouterr().out
