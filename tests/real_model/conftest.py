@@ -50,9 +50,22 @@ def executor(request: pytest.FixtureRequest, smollm2: Path) -> EmbeddedExecutor:
     return EmbeddedExecutor(open_engine(str(smollm2), request.param, kv_tokens=KV_TOKENS))
 
 
+def options(shallow: Path) -> list[str]:
+    """Every drafter that needs no training."""
+    drafters = ("suffix", "ngram", "prediction", "lookahead", f"model={shallow}")
+    return [word for each in drafters for word in ("--drafter", each)]
+
+
 @pytest.fixture(scope="session")
 def fleet(smollm2: Path, shallow: Path) -> Iterator[Fleet]:
-    """`slipstream serve` in default settings, with every drafter that needs no training."""
-    drafters = ("suffix", "ngram", "prediction", "lookahead", f"model={shallow}")
-    with served(smollm2, *(word for each in drafters for word in ("--drafter", each))) as fleet:
+    """`slipstream serve` in default settings but for one: candidates are verified even where they do not pay, as 12
+    texts at once on two busy cores."""
+    with served(smollm2, *options(shallow), VERIFIER_ALWAYS_SPECULATE="true") as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="session")
+def default_fleet(smollm2: Path, shallow: Path) -> Iterator[Fleet]:
+    """`slipstream serve` in default settings."""
+    with served(smollm2, *options(shallow)) as fleet:
         yield fleet
