@@ -25,8 +25,8 @@ from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.engine import begin_unshared
+from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.forward import LibraryForward
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine

@@ -31,6 +31,6 @@ class ModelInfo:
     batch_invariant: bool = False
     """Whether two models of this arithmetic write the same tokens, whatever else is in their passes."""
     forward_path: str = ""
-    """Which code computes it (`slipstream.engine.models.forward.Forward.path`); empty without a choice of it."""
+    """Which code computes it (`slipstream.engine.forward.Forward.path`); empty without a choice of it."""
     forward_notice: str = ""
     """Why a faster path was left out, and what that costs, for people; empty if none was."""

@@ -8,11 +8,11 @@ import torch
 
 from slipstream.engine.attention.plan import AttentionPlan
 from slipstream.engine.engine import HiddenRequest, ModelOutput
+from slipstream.engine.forward import Forward
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.models.forward import Forward
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 

@@ -36,7 +36,7 @@ class Computation:
     precision: str
     """The type, behind the quantiser if there is one: "bfloat16", "int8/bfloat16"."""
     path: str
-    """`slipstream.engine.models.forward.Forward.path`."""
+    """`slipstream.engine.forward.Forward.path`."""
     device: str
     """Kind of the device: "cpu", "cuda"."""
     kernels: str

@@ -12,13 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention.packed import NAME, register
+from slipstream.engine.forward import Forward
 from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import DIGITS, ModelInfo
 from slipstream.engine.models.arithmetic import computation_of
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.fast_dtype import announced_dtype
-from slipstream.engine.models.forward import Forward
 from slipstream.engine.models.forward_trial import try_forward
 from slipstream.engine.models.lean_selection import FAMILIES, fits
 from slipstream.engine.models.quantisation import convert, loading_options, prepare_checkpoint
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @property
     def forward_path(self) -> str:
-        """One of "kernels", "lean" and "library" (`slipstream.engine.models.forward.Forward.path`)."""
+        """One of "kernels", "lean" and "library" (`slipstream.engine.forward.Forward.path`)."""
         return self.forward.path
 
 

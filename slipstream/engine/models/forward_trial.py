@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 
 from slipstream.engine.attention.packed import NAME
+from slipstream.engine.forward import Forward, LibraryForward
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.excerpt import Excerpt, UnknownFormat, is_quantised
-from slipstream.engine.models.forward import Forward, LibraryForward
 from slipstream.engine.models.lean_decoder import LeanDecoder
 from slipstream.engine.models.rehearsal import LONGEST_NEAR, Played, Player, Rehearsal, play, recite
 from slipstream.errors import FailedPrecondition

@@ -14,10 +14,10 @@ import torch
 from torch.nn.functional import embedding, silu
 
 from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
+from slipstream.engine.forward import ForwardStep
 from slipstream.engine.kernels.attention import PagedLayer
 from slipstream.engine.kernels.decoder import LayerParts, PackedLayers
 from slipstream.engine.kernels.norms import RmsNorm
-from slipstream.engine.models.forward import ForwardStep
 from slipstream.engine.models.linear import Linear
 
 CHUNK = 1 << 16

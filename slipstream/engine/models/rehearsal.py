@@ -19,11 +19,11 @@ import torch
 
 from slipstream.engine.attention.packed import Attending, States
 from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
+from slipstream.engine.forward import Forward, ForwardStep, LibraryForward
 from slipstream.engine.kernels.attention import PagedLayer, PagedStep
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.excerpt import decoder_layers
-from slipstream.engine.models.forward import Forward, ForwardStep, LibraryForward
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 

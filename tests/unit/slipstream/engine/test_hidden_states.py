@@ -10,8 +10,8 @@ import torch
 
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.factory import open_engine
+from slipstream.engine.forward import ForwardStep, LibraryForward
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.models.forward import ForwardStep, LibraryForward
 from slipstream.engine.models.lean_decoder import LeanDecoder
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine

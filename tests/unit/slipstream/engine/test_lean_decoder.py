@@ -12,8 +12,8 @@ import torch
 
 from slipstream.engine import factory
 from slipstream.engine.engine import begin_unshared
+from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.forward import LibraryForward
 from slipstream.engine.models.forward_trial import distances
 from slipstream.engine.models.lean_decoder import LeanDecoder, Rotary
 from slipstream.engine.models.lean_selection import fits

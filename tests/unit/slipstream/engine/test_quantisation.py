@@ -18,9 +18,9 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
+from slipstream.engine.forward import LibraryForward
 from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.forward import LibraryForward
 from slipstream.engine.models.lean_decoder import LeanDecoder
 from slipstream.engine.models.quantisation import QUANTISERS, check_target_quantisation
 from slipstream.engine.segment import Segment

@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from slipstream.cli import app
+from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.models.forward import LibraryForward
 from slipstream.errors import FailedPrecondition
 from tests.checkpoints import save_checkpoint
 from tests.quantised_checkpoints import name_method, save_fp8, save_mxfp4
