@@ -53,6 +53,7 @@ UNREAD = {
     | {
         "open.key.id",
         "open.target.name",
+        "open.target.arithmetic",
         "open.target.revision",
         "open.target.dtype",
         "open.target.eos_token_ids",

@@ -117,7 +117,9 @@ def _verifier(network: Network, party: Party, poisons: Mapping[int, int]) -> Ver
     scheduler = Scheduler(executor, thread, drafters, planner, clock, observers)  # type: ignore[arg-type]
     bounds = verifier_service.ServiceLimits(model, 64, 8, BLOCKS * BLOCK_SIZE)
     service = verifier_service.VerifierService(scheduler, drafters, bounds, Grammars.of("", engine.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service))
+    worker = WorkerService(
+        WorkerIdentity(model, worker_pb2.ROLE_VERIFIER, started_ms=_started(network)), lambda: load(service)
+    )
     host = Host(network, party, party.name, [service.register, worker.register])
     decoding = party.spawn(scheduler.run())
     decoding.add_done_callback(_expect_loss)
@@ -128,6 +130,11 @@ def _verifier(network: Network, party: Party, poisons: Mapping[int, int]) -> Ver
         await worker.drain(host, GRACE_S)  # type: ignore[arg-type]
 
     return VerifierParty(party, drain, scheduler, service, engine, decoding)
+
+
+def _started(network: Network) -> int:
+    """Milliseconds, by the simulation's clock: runs of one seed send the same bytes."""
+    return int(1e3 * network.loop.time())
 
 
 def _expect_loss(decoding: asyncio.Task[None]) -> None:
@@ -153,7 +160,7 @@ def _drafter(network: Network, party: Party) -> DrafterParty:
     service = drafter_service.DrafterService(
         scheduler, drafter_service.DrafterLimits(model, 64, 64, gives_distribution=False)
     )
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model"), service.load)
+    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model", _started(network)), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])
     party.spawn(scheduler.run())
     return DrafterParty(party, lambda: worker.drain(host, GRACE_S), scheduler)  # type: ignore[arg-type]
@@ -168,7 +175,9 @@ def hostile(network: Network, name: str) -> DrafterParty:
 def _hostile(network: Network, party: Party) -> DrafterParty:
     liar = HostileDrafter(lambda _, command: lies(network.chance, command))
     model = proto_conversion.model_to_proto(drafted_target().model)
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "index"), worker_pb2.WatchResponse)
+    worker = WorkerService(
+        WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "index", _started(network)), worker_pb2.WatchResponse
+    )
     register = functools.partial(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, liar)
     host = Host(network, party, party.name, [register, worker.register])
     return DrafterParty(party, lambda: worker.drain(host, GRACE_S), None)  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ LASTING = {
     MultiplexedStream.run.__qualname__: "a link",
     SendQueue.overflow.__qualname__: "a link, either end",
     WorkerWatch.run.__qualname__: "a watch",
+    WorkerWatch.read_again.__qualname__: "a watch",
     DraftScheduler.run.__qualname__: "a drafter's loop",
     Scheduler.run.__qualname__: "a verifier's loop",
     WriteBehindQueue.run.__qualname__: "a gateway",
