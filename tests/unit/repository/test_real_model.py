@@ -1,4 +1,4 @@
-"""`tools.real_model`: what is not the pinned wheel, or cannot be had, ends with a sentence; half a folder is no model."""
+"""`tools.real_model`: what is not the pinned wheel, or cannot be had, ends with a sentence; half a folder is none."""
 
 from __future__ import annotations
 
