@@ -176,8 +176,8 @@ def main() -> None:
     texts = answers(given.target, given.dtype, asked, given.tokens)
     distinct = statistics.mean(distinct_share(text.plain) for text in texts)
     print(f"{len(texts)} texts, {sum(len(t.plain) for t in texts)} tokens, distinct 4-grams {distinct:.2f}", flush=True)
-    name = Path(given.target).name
-    write(f"knobs_{name}", " ".join(["python -m benchmarks.knobs", *sys.argv[1:]]), list(rows(texts)))
+    named = [Path(word).name if word in given.prompts else word for word in sys.argv[1:]]
+    write(f"knobs_{Path(given.target).name}", " ".join(["python -m benchmarks.knobs", *named]), list(rows(texts)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ async def plain_texts(server: str, prompts: Sequence[str], tokens: int, temperat
 
 
 async def check_drafting(fleet: Fleet, prompts: Sequence[str], tokens: int, temperature: float, at_once: int) -> None:
-    """Texts with the server's own choice of drafters are those of plain decoding. Candidates for one text at a time
+    """Texts with the server's own choice of drafters are those of plain decoding. Candidates for few texts at a time
     pay; whether they do for many is the server's to decide."""
     plain = await plain_texts(fleet.grpc, prompts, tokens, temperature)
     drafted = [request(prompt, tokens, temperature, (), EXPECTED) for prompt in prompts]

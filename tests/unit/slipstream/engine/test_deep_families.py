@@ -21,7 +21,7 @@ from verifier_svc.execution.embedded import EmbeddedExecutor
 
 SHORT = ("llama3_rope", "qwen2", "gemma3_tied")
 DTYPES = ("auto", "float32")
-LENGTH, PROMPT, GREEDY = 16, 48, 24
+LENGTH, PROMPT, GREEDY = 16, 48, 20
 """Tokens of each text, of its prompt, and of greedy texts."""
 NEAR = 2e-3
 """The library's own float32 is up to 8e-4 away from its float64 on these models, in logits that reach 5 to 9."""
@@ -61,7 +61,7 @@ def test_greedy_text_in_float32_equals_the_library_s(name: str, folder: Folder) 
     reference = library(folder(name))
     engine = open_engine(str(folder(name)), "float32", kv_tokens=1024)
     compared = 0
-    for seed in (1, 2):
+    for seed in (1, 4, 5):
         expected = decided(reference, prompt(seed))
         assert greedy(engine, prompt(seed), len(expected)) == expected
         compared += len(expected)
