@@ -71,7 +71,7 @@ async def running(
             drafting = tasks.create_task(scheduler.run())
             try:
                 address = await server.start(config.listen, config.health_listen)
-                metrics = collect_metrics(scheduler, stats, service.traffic, server, tracing)
+                metrics = collect_metrics(model, scheduler, stats, service.traffic, server, tracing)
                 async with exposing(metrics, config.metrics_listen) as server.metrics_address:
                     yield DrafterServer(address, scheduler, server)
             finally:

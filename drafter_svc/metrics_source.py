@@ -9,8 +9,9 @@ from drafter_svc.scheduler import DraftRequest, DraftScheduler, DraftStepObserve
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import MetricsCollector, build_info, spans_of
+from slipstream.telemetry.metrics_collector import MetricsCollector, build_info, forward_info, spans_of
 from slipstream.telemetry.tracing import Tracing
+from slipstream.v1 import types_pb2
 
 
 class DraftStepStats(DraftStepObserver):
@@ -54,13 +55,19 @@ def _need(request: DraftRequest) -> float:
 
 
 def collect_metrics(
-    scheduler: DraftScheduler, stats: DraftStepStats, verifiers: ByteCounter, server: Server, tracing: Tracing | None
+    model: types_pb2.ModelInfo,
+    scheduler: DraftScheduler,
+    stats: DraftStepStats,
+    verifiers: ByteCounter,
+    server: Server,
+    tracing: Tracing | None,
 ) -> MetricsCollector:
     """`verifiers` counts the bytes on their streams."""
     return MetricsCollector(
         "drafter",
         {
             metrics.BUILD: build_info("drafter"),
+            metrics.FORWARD: forward_info(model.forward_path, model.forward_notice),
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
             metrics.LINK_BYTES: lambda: verifiers.by_label("verifier"),

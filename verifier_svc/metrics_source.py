@@ -7,7 +7,7 @@ from collections import Counter
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
-from slipstream.telemetry.metrics_collector import MetricsCollector, Values, build_info, spans_of
+from slipstream.telemetry.metrics_collector import MetricsCollector, Values, build_info, forward_info, spans_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import verifier_pb2
 from verifier_svc.observer import RoundResult, StepObserver, StepReport
@@ -65,11 +65,12 @@ def metrics_collector(
     server: Server,
     tracing: Tracing | None,
 ) -> MetricsCollector:
-    admission, kv = scheduler.kv_admission, scheduler.executor.kv
+    admission, kv, model = scheduler.kv_admission, scheduler.executor.kv, scheduler.executor.model
     return MetricsCollector(
         "verifier",
         {
             metrics.BUILD: build_info("verifier"),
+            metrics.FORWARD: forward_info(model.forward_path, model.forward_notice),
             metrics.RPC_ERRORS: lambda: server.errors,
             metrics.SPANS: spans_of(tracing),
             metrics.LINK_BYTES: lambda: gateway_bytes.by_label("gateway") | sources.traffic.by_label("drafter"),

@@ -26,6 +26,16 @@ FLEET = Dashboard(
                 "percentunit",
                 most=1,
             ),
+            Panel(
+                "Workers by forward pass",
+                (
+                    Query(
+                        "count by (job, path, refused) (slipstream_forward_info)",
+                        "{{job}} {{path}}, refused: {{refused}}",
+                    ),
+                ),
+                "kernels and lean are fast paths; refused=1: one was tried at the start and left out.",
+            ),
         ),
         (
             times("Step of the target", "slipstream_verifier_step_seconds", "Duration.", ""),

@@ -385,12 +385,15 @@ def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 async def check_fit(verifier: str, drafters: Sequence[str]) -> None:
     """Raises FailedPrecondition for a draft model with another vocabulary: it would never be used. Prints a warning for
-    one with another chat template."""
+    one with another chat template, and for each model that does without its fast forward pass."""
     certificates, models = certificates_from_env(), []
     for role, address in ((VERIFIER, verifier), *((DRAFTER, drafter) for drafter in drafters)):
         async with dialer(role, certificates)(address) as line:
             stub = worker_pb2_grpc.WorkerServiceStub(line)
             models.append(parsed(await stub.GetModel(worker_pb2.GetModelRequest())).model)
+    for model in models:
+        if model.forward_notice:
+            typer.echo(f"slipstream serve: WARNING: {model.name}: {model.forward_notice}", err=True)
     target = models[0]
     for model in models[1:]:
         if not share_vocabulary(model, target):

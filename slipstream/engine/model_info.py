@@ -22,3 +22,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     chat_template: str = ""
     """Fingerprint of the chat template (`slipstream.tokenizer.chat_template_source`); empty for none."""
+    forward_path: str = ""
+    """Which code computes it (`slipstream.engine.models.forward.Forward.path`); empty without a choice of it."""
+    forward_notice: str = ""
+    """Why a faster path was left out, and what that costs, for people; empty if none was."""

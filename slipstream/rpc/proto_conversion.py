@@ -157,6 +157,10 @@ class Model(Protocol):
     def dtype(self) -> str: ...
     @property
     def chat_template(self) -> str: ...
+    @property
+    def forward_path(self) -> str: ...
+    @property
+    def forward_notice(self) -> str: ...
 
 
 def model_to_proto(model: Model) -> types_pb2.ModelInfo:
@@ -170,4 +174,6 @@ def model_to_proto(model: Model) -> types_pb2.ModelInfo:
         parameter_count=model.parameters,
         dtype=model.dtype,
         chat_template_fingerprint=model.chat_template,
+        forward_path=model.forward_path,
+        forward_notice=model.forward_notice,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.telemetry.metrics import DECLARED, ROLES, Metric, Role
+from slipstream.telemetry.metrics import DECLARED, MODEL_ROLES, ROLES, Metric, Role
 
 
 def table(roles: tuple[Role, ...]) -> str:
@@ -28,6 +28,6 @@ def _row(metric: Metric) -> str:
 
 
 if __name__ == "__main__":
-    for roles in (ROLES, *((role,) for role in ROLES)):
+    for roles in (ROLES, MODEL_ROLES, *((role,) for role in ROLES)):
         print(f"{', '.join(roles)}\n\n{table(roles)}\n")
     print(same_numbers())

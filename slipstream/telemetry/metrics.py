@@ -14,6 +14,7 @@ from prometheus_client import Histogram
 
 Role = Literal["gateway", "verifier", "drafter"]
 ROLES: tuple[Role, ...] = ("gateway", "verifier", "drafter")
+MODEL_ROLES: tuple[Role, ...] = ("verifier", "drafter")
 REQUEST = ("model", "workload")
 """Labels of requests; another one is added here and in `gateway.telemetry.request_metrics`."""
 CANDIDATES = ("model", "drafter", "method", "workload")
@@ -74,6 +75,15 @@ def _kind(name: str) -> Literal["counter", "gauge"]:
 
 BUILD = Metric(
     "slipstream_build_info", "gauge", "Version of the process; always 1.", ROLES, ("role", "version", "python")
+)
+FORWARD = Metric(
+    "slipstream_forward_info",
+    "gauge",
+    "Which code computes the passes of the worker's model: `kernels` and `lean` are fast paths, `library` is the model "
+    "library's code; `refused` is 1 where a fast path was tried at the start and left out. Always 1; absent without a "
+    "choice of the path.",
+    MODEL_ROLES,
+    ("path", "refused"),
 )
 RPC_ERRORS = Metric(
     "slipstream_rpc_errors_total",

@@ -44,6 +44,11 @@ def build_info(role: metrics.Role) -> Callable[[], Values]:
     return lambda: {(role, running_version(), python_version()): 1}
 
 
+def forward_info(path: str, notice: str) -> Callable[[], Values]:
+    """Source of FORWARD, from a model's `forward_path` and `forward_notice`."""
+    return lambda: {(path, str(int(bool(notice)))): 1} if path else {}
+
+
 def spans_of(tracing: Tracing | None) -> Source:
     """Source of SPANS; empty where nothing is traced."""
     return dict if tracing is None else tracing.counts

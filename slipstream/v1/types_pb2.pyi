@@ -163,7 +163,7 @@ class DraftMark(_message.Message):
     def __init__(self, length: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "revision", "vocabulary_size", "vocabulary_fingerprint", "max_length", "eos_token_ids", "parameter_count", "dtype", "chat_template_fingerprint")
+    __slots__ = ("name", "revision", "vocabulary_size", "vocabulary_fingerprint", "max_length", "eos_token_ids", "parameter_count", "dtype", "chat_template_fingerprint", "forward_path", "forward_notice")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,8 @@ class ModelInfo(_message.Message):
     PARAMETER_COUNT_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_PATH_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NOTICE_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     vocabulary_size: int
@@ -182,7 +184,9 @@ class ModelInfo(_message.Message):
     parameter_count: int
     dtype: str
     chat_template_fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., chat_template_fingerprint: _Optional[str] = ...) -> None: ...
+    forward_path: str
+    forward_notice: str
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., chat_template_fingerprint: _Optional[str] = ..., forward_path: _Optional[str] = ..., forward_notice: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "reason")

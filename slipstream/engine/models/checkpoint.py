@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.fast_dtype import fast_dtype
-from slipstream.engine.models.forward import Forward, LibraryForward
-from slipstream.engine.models.forward_trial import judge
-from slipstream.engine.models.lean_decoder import LeanDecoder
+from slipstream.engine.models.forward import Forward
+from slipstream.engine.models.forward_trial import try_forward
 from slipstream.engine.models.lean_selection import fits
 from slipstream.engine.models.quantisation import convert, loading_options, quantisation_method
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -44,8 +43,6 @@ class Checkpoint:
     info: ModelInfo
     device: torch.device
     """The device of the model's input tokens."""
-    notice: str = ""
-    """Why a faster forward pass is left out, for people; empty if none is."""
 
     @property
     def forward_path(self) -> str:
@@ -87,12 +84,9 @@ def load_checkpoint(
     layers = _layers(model, config, place, quantised)
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     info = _info(name, model, precision, parameters)
-    verdict = judge(model, info, place, lean=lean and quantised in ("", "int8") and fits(model))
-    forward: Forward = LibraryForward(model)
-    if verdict.lean:
-        windows = {layer.index: layer.window for layer in layers}
-        forward = LeanDecoder(model, [windows[index] for index in range(len(layers))])
-    return Checkpoint(forward, layers, info, place, verdict.notice)
+    tried = try_forward(model, layers, info, place, lean=lean and quantised in ("", "int8") and fits(model))
+    info = replace(info, forward_path=tried.forward.path, forward_notice=tried.notice)
+    return Checkpoint(tried.forward, layers, info, place)
 
 
 def describe_checkpoint(name: str) -> ModelInfo:

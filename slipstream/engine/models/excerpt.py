@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from slipstream.engine.models.quantisation import plain_linear
+from slipstream.errors import FailedPrecondition
 
 SHORT_WINDOW = 6
 """Positions that layers of a sliding window see in an excerpt: a text of a few tokens leaves them behind."""
@@ -38,11 +39,14 @@ class Excerpt:
     """Which part of a model stands for all of it: the whole if its float32 weights are small, else the first layers
     that cover every kind of layer, with the first tokens of the vocabulary."""
 
-    def __init__(self, model: Any, whole_bytes: int = WHOLE_BYTES) -> None:
+    def __init__(self, model: Any, whole_bytes: int | None = None) -> None:
         self._model = model
+        most = WHOLE_BYTES if whole_bytes is None else whole_bytes
         self._name, layers = decoder_layers(model)
-        self.is_whole = 4 * sum(_numel(each) for each in model.parameters()) <= whole_bytes
+        self.is_whole = 4 * sum(_numel(each) for each in model.parameters()) <= most
         self.depth = len(layers) if self.is_whole else _first(layers)
+        self.is_the_model = self.is_whole and not any(_windows(each) for each in _holders(model))
+        """Nothing is left out and no window shortened: a pass on a copy that shares the weights may serve."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -68,11 +72,14 @@ class Excerpt:
 
 
 def decoder_layers(model: Any) -> tuple[str, Any]:
-    """Name and modules of the list that holds the attention layers, the outermost one."""
+    """Name and modules of the list that holds the attention layers, the outermost one. Raises FailedPrecondition
+    for a model without one."""
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and any(hasattr(part, "layer_idx") for part in module.modules()):
             return name, module
-    raise LookupError(f"{type(model).__name__} has no list of decoder layers")
+    raise FailedPrecondition(
+        f"{type(model).__name__} cannot be served: it has no list of decoder layers.", reason="MODEL_UNSUPPORTED"
+    )
 
 
 def _first(layers: Any) -> int:
@@ -154,9 +161,14 @@ def _upcast(model: Any) -> None:
 def _shorten_windows(model: Any) -> None:
     """In modules, which hand it to attention functions, and in configurations, which masks are made from."""
     for holder in _holders(model):
-        for key, value in list(vars(holder).items()):
-            if key in _WINDOWS and isinstance(value, int) and not isinstance(value, bool) and value > SHORT_WINDOW:
-                setattr(holder, key, SHORT_WINDOW)
+        for key in _windows(holder):
+            setattr(holder, key, SHORT_WINDOW)
+
+
+def _windows(holder: Any) -> list[str]:
+    """Names of its attributes that are windows longer than SHORT_WINDOW."""
+    known = [(key, value) for key, value in vars(holder).items() if key in _WINDOWS]
+    return [key for key, value in known if type(value) is int and value > SHORT_WINDOW]
 
 
 def _holders(model: Any) -> Iterator[Any]:

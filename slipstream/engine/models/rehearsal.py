@@ -2,7 +2,7 @@
 
 near    A prompt in two pieces over several blocks, a tree with branches below it, and a step after one of its branches
         was kept. It is longer than an excerpt's windows.
-far     A chain whose positions double up to the longest one.
+far     A chain whose positions double up to the longest one; their bits alternate, so that a narrow type rounds them.
 
 The engine packs both into the same steps, as it serves; the library computes each path of the tree as a text, by its
 eager attention and with masks of its own.
@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from slipstream.engine.attention.packed import Attending, States
-from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
+from slipstream.engine.attention.paged_sequences import PagedSequences
+from slipstream.engine.engine import HiddenRequest, begin_unshared
 from slipstream.engine.kernels.attention import PagedLayer, PagedStep
 from slipstream.engine.kvcache.store import AttentionLayer
-from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.excerpt import decoder_layers
 from slipstream.engine.models.forward import Forward, ForwardStep, LibraryForward
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import TorchEngine
 
 PROMPT, PIECE, BLOCK = 11, 5, 4
 """Tokens of the near prompt, of its first piece, and of a block of KV."""
@@ -68,7 +67,7 @@ class Rehearsal:
         self.behind = rest[:2]
         length = min(length, FAR)
         near = range(min(4, length))
-        doubled = {4 << power for power in range(20) if 4 << power < length}
+        doubled = {(16 << power) // 3 for power in range(20) if (16 << power) // 3 < length}
         self.far_positions = sorted({*near, *doubled, length - 1})
         self.far = rest[2 : 2 + len(self.far_positions)]
 
@@ -77,15 +76,20 @@ class Rehearsal:
         return [[*self.prompt, *(self.nodes[node] for node in path), *self.behind] for path in PATHS]
 
     @property
+    def on_one_path(self) -> list[int]:
+        """Numbers of the rows that the last path and the far text have."""
+        return [row for row, place in enumerate(self.places) if place.text >= len(PATHS) - 1]
+
+    @property
     def places(self) -> list[Place]:
         """Of all rows of logits, in the order in which an engine gives them."""
-        near = len(PATHS)
+        last, far = len(PATHS) - 1, len(PATHS)
         of_nodes = [
             next(Place(text, PROMPT + path.index(node)) for text, path in enumerate(PATHS) if node in path)
             for node in range(len(PARENTS))
         ]
-        far = [Place(near, at) for at in range(len(self.far))]
-        return [Place(0, PIECE - 1), *far, Place(0, PROMPT - 1), *of_nodes, Place(2, PROMPT + 2), Place(2, PROMPT + 3)]
+        first = [Place(last, PIECE - 1), *(Place(far, at) for at in range(len(self.far)))]
+        return [*first, Place(last, PROMPT - 1), *of_nodes, Place(last, PROMPT + 2), Place(last, PROMPT + 3)]
 
     @property
     def groups(self) -> dict[str, list[int]]:
@@ -95,90 +99,89 @@ class Rehearsal:
         return {"far positions": list(range(1, far)), "pieces and branches": [0, *range(far, rows)]}
 
 
-class _Recorder:
-    """A forward whose tokens stand at positions of our choice (rows that are read follow from the sequence, as ever),
-    and which keeps what each layer gives for the rows that get logits."""
-
-    path = "library"
-
-    def __init__(self, forward: Forward, device: torch.device, outputs: list[torch.Tensor] | None, depth: int) -> None:
-        """`outputs`: what hooks collect; None: the forward is asked for hidden states, but for the last layer's."""
-        self._forward, self._device, self._outputs = forward, device, outputs
-        self._request = None if outputs is not None else HiddenRequest(tuple(range(1, depth)))
-        self.positions: list[int] = []
-        self.states: list[list[torch.Tensor]] = []
-
-    def reserve(self, length: int) -> None:
-        self._forward.reserve(length)
-
-    def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
-        moved = _Moved(step, torch.tensor([self.positions], device=self._device))
-        output = self._forward(moved, self._request)
-        if self._outputs is not None:
-            found = [rows[0] for rows in self._outputs]
-            self._outputs.clear()
-        else:
-            found = list(output.hidden.layers.values()) if output.hidden is not None else []
-        self.states.append([rows[step.wanted.to(rows.device)].float() for rows in found])
-        return ModelOutput(output.logits)
-
-
-class _Moved:
-    def __init__(self, step: ForwardStep, positions: torch.Tensor) -> None:
-        self._step, self.positions = step, positions
-        self.tokens, self.wanted = step.tokens, step.wanted
-
-    def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor:
-        return self._step.attend(module, states, extras)
-
-    def paged(self, layers: tuple[PagedLayer, ...]) -> PagedStep | None:
-        return self._step.paged(layers)
-
-
 @dataclass(frozen=True)
 class Player:
     """A forward of ours, as an engine runs it."""
 
     forward: Forward
     layers: list[AttentionLayer]
-    info: ModelInfo
     device: torch.device
+    batch_invariant: bool = True
+    in_one_call: bool = True
+    """The layers are computed by one call where there are kernels for it, as they are but for the largest trees."""
 
 
-def play(player: Player, rehearsal: Rehearsal, *, batch_invariant: bool = True) -> Played:
-    """By the engine, on pages of KV."""
-    model = player.forward.model if isinstance(player.forward, LibraryForward) else None
-    outputs: list[torch.Tensor] = []
-    with _watched(model, outputs) if model is not None else nullcontext():
-        given = None if model is None else outputs
-        recorder = _Recorder(player.forward, player.device, given, len(player.layers))
-        engine = TorchEngine(replace(player, forward=recorder), _ENGINE_TOKENS, BLOCK)
-        engine.batch_invariant = batch_invariant
-        recorder.reserve(max(rehearsal.far_positions) + 1)
-        logits = torch.cat(list(_steps(engine, recorder, rehearsal)))
-    return Played(logits, [torch.cat(rows) for rows in zip(*recorder.states, strict=True)])
+class _Moved:
+    def __init__(self, step: ForwardStep, positions: torch.Tensor, in_one_call: bool) -> None:
+        self._step, self.positions, self._in_one_call = step, positions, in_one_call
+        self.tokens, self.wanted = step.tokens, step.wanted
+
+    def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor:
+        return self._step.attend(module, states, extras)
+
+    def paged(self, layers: tuple[PagedLayer, ...]) -> PagedStep | None:
+        return self._step.paged(layers) if self._in_one_call else None
 
 
-def _steps(engine: TorchEngine, recorder: _Recorder, rehearsal: Rehearsal) -> Iterator[torch.Tensor]:
-    near, far = begin_unshared(engine, PROMPT + len(PARENTS) + 4), begin_unshared(engine, len(rehearsal.far))
-    prompt, chain = rehearsal.prompt, list(range(-1, len(rehearsal.far) - 2))
-    first = Segment(near, prompt[:PIECE])
-    recorder.positions = [*range(PIECE), *rehearsal.far_positions]
-    yield engine.forward([first, Segment(far, rehearsal.far[:1], rehearsal.far[1:], chain)]).logits
-    engine.keep(first, [])
-    second = Segment(near, prompt[PIECE:], rehearsal.nodes, list(PARENTS))
-    recorder.positions = [PIECE + depth for depth in second.depths()]
-    yield engine.forward([second]).logits
-    engine.keep(second, list(PATHS[-1]))
-    recorder.positions = [PROMPT + 2, PROMPT + 3]
-    yield engine.forward([Segment(near, rehearsal.behind[:1], rehearsal.behind[1:], [-1])]).logits
+class _Stage:
+    """Steps on pages of KV, whose tokens stand at positions of our choice; rows that are read follow from the sequence,
+    as ever."""
+
+    def __init__(self, player: Player, length: int, outputs: list[torch.Tensor] | None) -> None:
+        """`outputs`: what hooks collect; None: the forward is asked for hidden states, but for the last layer's."""
+        self.pages = PagedSequences(player.layers, length, player.device, _ENGINE_TOKENS, BLOCK)
+        self.pages.batch_invariant = player.batch_invariant
+        self._player, self._outputs = player, outputs
+        self._request = None if outputs is not None else HiddenRequest(tuple(range(1, len(player.layers))))
+        self.logits: list[torch.Tensor] = []
+        self.states: list[list[torch.Tensor]] = []
+
+    def step(self, segments: list[Segment], positions: list[int]) -> None:
+        player, plan = self._player, self.pages.plan(segments)
+        output = player.forward(
+            _Moved(plan, torch.tensor([positions], device=player.device), player.in_one_call), self._request
+        )
+        self.pages.computed(segments)
+        if self._outputs is not None:
+            found = [rows[0] for rows in self._outputs]
+            self._outputs.clear()
+        else:
+            found = list(output.hidden.layers.values()) if output.hidden is not None else []
+        self.states.append([rows[plan.wanted.to(rows.device)].float() for rows in found])
+        self.logits.append(output.logits.float())
 
 
 @torch.inference_mode()
-def recite(model: Any, rehearsal: Rehearsal, device: torch.device) -> Played:
-    """By the library, whose model uses its eager attention."""
+def play(player: Player, rehearsal: Rehearsal) -> Played:
+    """On pages of KV, as an engine does."""
+    model = player.forward.model if isinstance(player.forward, LibraryForward) else None
     outputs: list[torch.Tensor] = []
-    near, far = rehearsal.near, torch.tensor([rehearsal.far], device=device)
+    length = max(LONGEST_NEAR, len(rehearsal.far))
+    with _watched(model, outputs) if model is not None else nullcontext():
+        stage = _Stage(player, length, None if model is None else outputs)
+        player.forward.reserve(max(rehearsal.far_positions) + 1)
+        _perform(stage, rehearsal)
+    return Played(torch.cat(stage.logits), [torch.cat(rows) for rows in zip(*stage.states, strict=True)])
+
+
+def _perform(stage: _Stage, rehearsal: Rehearsal) -> None:
+    pages, prompt = stage.pages, rehearsal.prompt
+    near, far = begin_unshared(pages, PROMPT + len(PARENTS) + 4), begin_unshared(pages, len(rehearsal.far))
+    chain = Segment(far, rehearsal.far[:1], rehearsal.far[1:], list(range(-1, len(rehearsal.far) - 2)))
+    first = Segment(near, prompt[:PIECE])
+    stage.step([first, chain], [*range(PIECE), *rehearsal.far_positions])
+    pages.keep(first, [])
+    second = Segment(near, prompt[PIECE:], rehearsal.nodes, list(PARENTS))
+    stage.step([second], [PIECE + depth for depth in second.depths()])
+    pages.keep(second, list(PATHS[-1]))
+    stage.step([Segment(near, rehearsal.behind[:1], rehearsal.behind[1:], [-1])], [PROMPT + 2, PROMPT + 3])
+
+
+@torch.inference_mode()
+def recite(model: Any, rehearsal: Rehearsal, device: torch.device, *, branches: bool = True) -> Played:
+    """By the library, whose model uses its eager attention. Without `branches` only the rows `on_one_path`."""
+    outputs: list[torch.Tensor] = []
+    near, far = rehearsal.near if branches else rehearsal.near[-1:], torch.tensor([rehearsal.far], device=device)
     with _watched(model, outputs):
         logits = model(input_ids=torch.tensor(near, device=device), use_cache=False).logits
         count = len(outputs)
@@ -195,8 +198,9 @@ def recite(model: Any, rehearsal: Rehearsal, device: torch.device) -> Played:
 
 
 def _rows(rehearsal: Rehearsal, near: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
-    found = [near[place.text, place.at] if place.text < len(near) else far[0, place.at] for place in rehearsal.places]
-    return torch.stack(found).float()
+    """near [paths, tokens, N], of the last paths; far [1, tokens, N]."""
+    texts = dict(zip(range(len(PATHS) - len(near), len(PATHS) + 1), [*near, *far], strict=True))
+    return torch.stack([texts[place.text][place.at] for place in rehearsal.places if place.text in texts]).float()
 
 
 @contextmanager

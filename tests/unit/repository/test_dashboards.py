@@ -14,7 +14,7 @@ import yaml
 
 from deploy.grafana.__main__ import DASHBOARDS
 from slipstream.telemetry.__main__ import same_numbers, table
-from slipstream.telemetry.metrics import BUILD, DECLARED, DEPRECATED, ROLES
+from slipstream.telemetry.metrics import BUILD, DECLARED, DEPRECATED, MODEL_ROLES, ROLES
 from tests.prometheus import promtool
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -222,7 +222,7 @@ def test_a_page_says_where_and_its_runbook_names_panels_that_are_there() -> None
     assert len(named) > 9 and named - {"Slanted"} <= panels
 
 
-@pytest.mark.parametrize("roles", [ROLES, *((role,) for role in ROLES)], ids=str)
+@pytest.mark.parametrize("roles", [ROLES, MODEL_ROLES, *((role,) for role in ROLES)], ids=str)
 def test_the_document_has_every_metric_with_its_meaning(roles: Any) -> None:
     assert table(roles) in DOCUMENT and same_numbers() in DOCUMENT, "run `python -m slipstream.telemetry`"
 

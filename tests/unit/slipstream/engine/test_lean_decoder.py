@@ -12,16 +12,14 @@ import torch
 
 from slipstream.engine import factory
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.kernels.norms import RmsNorm
-from slipstream.engine.models import lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward import LibraryForward
-from slipstream.engine.models.lean_decoder import LeanDecoder, Rotary, Rotation
-from slipstream.engine.models.lean_selection import FAR, Rehearsal, fits, same
-from slipstream.engine.models.linear import Linear
+from slipstream.engine.models.forward_trial import distances
+from slipstream.engine.models.lean_decoder import LeanDecoder, Rotary
+from slipstream.engine.models.lean_selection import fits
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
+from tests.checkpoints import VOCABULARY, WINDOW, liven, save_checkpoint
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {
@@ -64,23 +62,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def build(variant: str) -> str:
         family, changes = VARIANTS[variant]
         path = save_checkpoint(family, tmp_path_factory.mktemp("checkpoint"), **changes)
-        with torch.no_grad():
-            liven(path)
+        liven(path)
         return str(path)
 
     return build
-
-
-def liven(path: Path) -> None:
-    """Norms and biases start at one and zero, where a forgotten one cannot be seen."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(path / "model.safetensors")
-    draw = torch.Generator().manual_seed(1)
-    for name, weight in weights.items():
-        if name.endswith(("norm.weight", "bias")):
-            weight += 0.3 * torch.randn(weight.shape, generator=draw)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -119,7 +104,7 @@ def test_it_answers_as_the_library_does(variant: str, dtype: str, folder: Any) -
     if dtype == "float32":
         assert torch.allclose(lean, library, atol=1e-4)
     else:
-        assert same(lean, library, torch.bfloat16)
+        assert distances(lean, library).median() < 0.05
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -157,69 +142,6 @@ def living_bytes() -> int:
     return sum({thing.untyped_storage().data_ptr(): thing.untyped_storage().nbytes() for thing in found}.values())
 
 
-def _turned_back(self: Rotation, x: torch.Tensor) -> torch.Tensor:
-    return torch.addcmul(x * self.cosine[:, None], x.roll(self._half, -1), self.sine[:, None], value=-1)
-
-
-def _far_ones_wrong(self: Rotary, positions: torch.Tensor) -> Rotation:
-    return _ROTARY(self, positions.clamp(max=255))
-
-
-_ROTARY = Rotary.__call__
-_ATTENTION = lean_decoder.Attention.__init__
-_NORM = RmsNorm.__init__
-
-
-def _without_window(self: Any, module: Any, window: int | None) -> None:
-    _ATTENTION(self, module, None)
-
-
-def _wrong_scale(self: Any, module: Any, window: int | None) -> None:
-    _ATTENTION(self, module, window)
-    self._extras["scaling"] *= 1.5
-
-
-def _without_head_norms(self: Any, module: Any, window: int | None) -> None:
-    _ATTENTION(self, module, window)
-    self._norms = None
-
-
-def _plain_norm(self: RmsNorm, weight: torch.Tensor, epsilon: float) -> None:
-    _NORM(self, torch.ones_like(weight), epsilon)
-
-
-_LINEAR = Linear.__init__
-
-
-def _without_bias(self: Any, parts: Any, *, keep: bool = False) -> None:
-    for part in parts:
-        part.bias = None
-    _LINEAR(self, parts, keep=keep)
-
-
-MUTANTS: dict[str, tuple[str, Any, str, Any]] = {
-    "turned back": ("llama", Rotation, "__call__", _turned_back),
-    "far positions": ("llama", Rotary, "__call__", _far_ones_wrong),
-    "no window": ("mistral", lean_decoder.Attention, "__init__", _without_window),
-    "scale": ("llama", lean_decoder.Attention, "__init__", _wrong_scale),
-    "no head norms": ("qwen3", lean_decoder.Attention, "__init__", _without_head_norms),
-    "norm without weight": ("llama", RmsNorm, "__init__", _plain_norm),
-    "no bias": ("qwen2", Linear, "__init__", _without_bias),
-}
-
-
-@pytest.mark.parametrize(("mutant", "dtype"), [*((name, "float32") for name in MUTANTS), ("no window", "bfloat16")])
-def test_another_function_is_found_out(
-    mutant: str, dtype: str, folder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    variant, kind, name, replacement = MUTANTS[mutant]
-    expected = rows(engines(folder(variant), dtype)[1])
-    monkeypatch.setattr(kind, name, replacement)
-    checkpoint = load_checkpoint(folder(variant), dtype)
-    assert isinstance(checkpoint.forward, LibraryForward) and "answers otherwise" in caplog.text
-    assert torch.equal(rows(TorchEngine(checkpoint, tokens=512, block_size=8)), expected)
-
-
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -248,13 +170,6 @@ def test_a_model_that_was_changed_does_not_fit(folder: Any) -> None:
     mixed.model.norm.half()
     longer.model.layers[2].adapter = torch.nn.Identity()
     assert not any(map(fits, (hooked, wrapped, replaced, mixed, longer)))
-
-
-@pytest.mark.parametrize("length", [1, 2, 1000, 1 << 20])
-def test_the_rehearsal_has_far_positions_and_a_tree(length: int) -> None:
-    positions = Rehearsal(50, length, torch.device("cpu")).positions[0].tolist()
-    assert max(positions) == min(length, FAR) - 1
-    assert len(set(positions)) < len(positions)
 
 
 def test_tables_grow_and_stay_what_they_were(folder: Any) -> None:
