@@ -80,6 +80,10 @@ test-vllm: setup setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes
 test-gpu: setup ## The embedded engine on a GPU (on a machine with CUDA)
 	GPU_REQUIRED=1 $(BIN)/python -m pytest -q tests/gpu
 
+# SPEC_BENCH=FOLDER: prompts of its spec_bench.jsonl and humaneval_prompts.jsonl instead of a dozen of the tests' own.
+test-real: setup ## The real model and deep random ones, whole (hours; SPEC_BENCH=FOLDER: others' prompts)
+	REAL_MODEL_REQUIRED=1 $(BIN)/python -m pytest -q tests/real_model tests/unit/slipstream/engine/test_deep_families.py
+
 test-all: setup ## Every test, the slow ones too
 	$(BIN)/python -m pytest -q
 

@@ -1,6 +1,7 @@
 """Equality of tokens at the verifier's executor: plain texts, and the same under random candidates and batches.
 
-usage: python -m benchmarks.equality_steps [TOKENS] [DTYPE] [MINUTES]      (exit status 1 when a token differs)
+usage: python -m benchmarks.equality_steps [TOKENS] [DTYPE] [MINUTES] [--target FOLDER] [--wave N]
+                                                             (exit status 1 when a token differs)
 
 Texts come in waves. In a wave some texts are decoded plainly, a token a pass, the first one alone and the others in
 one batch. Then all of them are decoded again: prompts in pieces of random size, random sessions left out of each step,
@@ -11,10 +12,12 @@ counts as different once, at its first other token; the rest of it is not compar
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -37,9 +40,10 @@ TEXT, WAVE, ALONE = 240, 60, 1
 MOST_NODES = 16
 UNLIMITED = 1e9
 SALT = "equality"
+SHIPPED = str(MODELS / "target")
 KINDS = {
     "greedy": {"temperature": 0.0},
-    "T = 0.7": {"temperature": 0.7},
+    "T = 0.8": {"temperature": 0.8},
     "top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
     "repetition penalty 1.2": {"temperature": 0.8, "repetition_penalty": 1.2},
 }
@@ -50,6 +54,8 @@ class Text:
     kind: str
     prompt: list[int]
     seed: int
+    length: int = TEXT
+    """Tokens of it that are compared."""
     plain: list[int] = field(default_factory=list)
 
     def open(self, engine: Engine) -> Session:
@@ -62,7 +68,7 @@ class Text:
             sampling=sampling,
             tokens=tokens,
             prompt_length=len(tokens),
-            max_length=len(tokens) + TEXT,
+            max_length=len(tokens) + self.length,
             stop_token_ids=frozenset(),
             max_draft_tokens=MOST_NODES,
             credit=None,
@@ -91,7 +97,7 @@ class Decoding:
             for scheduled, tokens in self._run(step):
                 text = self._running[scheduled.session]
                 text.plain += tokens
-                if len(text.plain) >= TEXT:
+                if len(text.plain) >= text.length:
                     self._end(scheduled.session)
 
     def with_candidates(self) -> None:
@@ -116,10 +122,11 @@ class Decoding:
         right, count = self._chance.choice((1.0, 0.5, 0.5, 0.0)), self._chance.randint(1, MOST_NODES)
         tokens, parents, depths, way = list[int](), list[int](), list[int](), [ROOT]
         taken: set[tuple[int, int]] = set()
+        vocabulary = self._executor.model.vocabulary_size
         while len(tokens) < count:
             follows = len(way) <= len(rest) and self._chance.random() < right
             parent = way[-1] if follows else self._chance.choice((way[-1], self._chance.randrange(-1, len(tokens))))
-            token = rest[len(way) - 1] if follows else self._chance.randrange(4096)
+            token = rest[len(way) - 1] if follows else self._chance.randrange(vocabulary)
             if (parent, token) in taken:
                 continue
             taken.add((parent, token))
@@ -156,7 +163,7 @@ class Decoding:
         if tokens[: len(expected)] != expected:
             self.different.add(f"{text.kind} seed {text.seed}")
             self._end(session)
-        elif at + len(tokens) >= TEXT:
+        elif at + len(tokens) >= text.length:
             self._end(session)
 
     def _end(self, session: Session) -> None:
@@ -171,22 +178,33 @@ def _scheduled(session: Session, size: int, selection: Selection) -> ScheduledSe
     return ScheduledSequence(session, len(session.tokens), start, tokens, size == session.pending, selection)
 
 
-def wave(number: int, prompts: list[list[int]], chance: random.Random) -> list[Text]:
+def wave(number: int, size: int, prompts: list[list[int]], chance: random.Random) -> list[Text]:
     """Half of its texts have one of two prompts; most others are short, some reach over several blocks."""
     shared = chance.sample(prompts, 2)
     kinds = list(KINDS)
     texts = []
-    for at in range(WAVE):
+    for at in range(size):
         prompt = chance.choice(shared) if at % 2 else chance.choice(prompts)
-        texts.append(Text(kinds[at % 4], prompt[: chance.choice((20, 90, 200, 500))], number * WAVE + at))
+        texts.append(Text(kinds[at % 4], prompt[: chance.choice((20, 90, 200, 500))], number * size + at))
     return texts
 
 
+def compare(executor: EmbeddedExecutor, texts: list[Text], chance: random.Random, alone: int = ALONE) -> Decoding:
+    """Decodes texts plainly, the first `alone` by themselves, and again under random candidates; the second decoding,
+    with what it found."""
+    for text in texts[:alone]:
+        Decoding(executor, [text], chance).plainly()
+    Decoding(executor, texts[alone:], chance).plainly()
+    again = Decoding(executor, texts, chance)
+    again.with_candidates()
+    return again
+
+
 @torch.inference_mode()
-def main(count: int, dtype: str, minutes: float) -> int:
+def main(count: int, dtype: str, minutes: float, target: str, size: int) -> int:
     torch.set_num_threads(1)
-    executor = EmbeddedExecutor(open_engine(str(MODELS / "target"), dtype, kv_tokens=WAVE * 1024))
-    tokenizer = load_tokenizer(str(MODELS / "target"))
+    executor = EmbeddedExecutor(open_engine(target, dtype, kv_tokens=size * 1024))
+    tokenizer = load_tokenizer(target)
     prompts = [tokenizer.encode(text).ids for text in held_out(200, characters=1500)]
     chance = random.Random(1)
     ends = time.monotonic() + 60.0 * minutes
@@ -194,31 +212,33 @@ def main(count: int, dtype: str, minutes: float) -> int:
     different: list[str] = []
     number = 0
     while totals["compared"] < count and time.monotonic() < ends:
-        texts = wave(number, prompts, chance)
+        again = compare(executor, wave(number, size, prompts, chance), chance)
         number += 1
-        for text in texts[:ALONE]:
-            Decoding(executor, [text], chance).plainly()
-        Decoding(executor, texts[ALONE:], chance).plainly()
-        again = Decoding(executor, texts, chance)
-        again.with_candidates()
         different += sorted(again.different)
-        for name, more in zip(totals, (WAVE, again.compared, again.drafted, again.accepted), strict=True):
+        for name, more in zip(totals, (size, again.compared, again.drafted, again.accepted), strict=True):
             totals[name] += more
         print(f"{totals['compared']} tokens, {len(different)} of {totals['texts']} texts differ", flush=True)
     print("\n".join(f"different: {each}" for each in different))
-    row: Row = {"arithmetic": dtype, "tokens compared": totals["compared"], "texts": totals["texts"]}
+    row: Row = {"arithmetic": executor.model.dtype, "tokens compared": totals["compared"], "texts": totals["texts"]}
     row |= {"candidates": totals["drafted"], "accepted": totals["accepted"], "texts that differ": len(different)}
     limit = f" {minutes:g}" if minutes < UNLIMITED else ""
-    write(f"equality_steps_{dtype}", f"python -m benchmarks.equality_steps {count} {dtype}{limit}", [row])
+    own = target == SHIPPED
+    name = f"equality_steps_{dtype}" if own else f"equality_steps_{Path(target).name}_{dtype}"
+    named = ("" if own else f" --target {target}") + ("" if size == WAVE else f" --wave {size}")
+    write(name, f"python -m benchmarks.equality_steps {count} {dtype}{limit}{named}", [row])
     return 1 if different else 0
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.equality_steps")
+    parser.add_argument("tokens", nargs="?", type=int, default=100_000)
+    parser.add_argument("dtype", nargs="?", default="float32")
+    parser.add_argument("minutes", nargs="?", type=float, default=UNLIMITED)
+    parser.add_argument("--wave", type=int, default=WAVE, help="texts at a time, each with KV for 1024 tokens")
+    parser.add_argument("--target", default=SHIPPED, help="a folder or a hub id; default: the shipped target")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    sys.exit(
-        main(
-            int(given[0]) if given else 100_000,
-            given[1] if len(given) > 1 else "float32",
-            float(given[2]) if len(given) > 2 else UNLIMITED,
-        )
-    )
+    given = arguments()
+    sys.exit(main(given.tokens, given.dtype, given.minutes, given.target, given.wave))

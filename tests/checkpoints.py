@@ -68,6 +68,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def common() -> dict[str, Any]:
+    """Settings that the families share."""
+    return dict(_COMMON)
+
+
 def save_checkpoint(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """A random fp32 checkpoint with a tokenizer of as many tokens; `changes` go to its configuration."""
     kind, special = FAMILIES[family]

@@ -26,6 +26,8 @@ OF_ONE_SERVER = {
 """Files that ask for `server` of tests/e2e/conftest.py, which is of one worker."""
 MANIFESTS = "tests/manifests/"
 """What its files ask kubectl and npm for is kept by the worker."""
+REAL_MODEL = "tests/real_model/"
+"""One worker holds the weights and starts the server of these files."""
 
 
 class Files(LoadFileScheduling):
@@ -33,8 +35,9 @@ class Files(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        if file.startswith(MANIFESTS):
-            return MANIFESTS
+        for together in (MANIFESTS, REAL_MODEL):
+            if file.startswith(together):
+                return together
         return "server" if file in OF_ONE_SERVER else file
 
 
