@@ -15,7 +15,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VERSION = 9
+VERSION = 10
 """Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The kernels' names of what a pass computes with; weights may be BYTES."""
@@ -59,6 +59,9 @@ class Kernels:
         long = ctypes.c_long
         self.rank.argtypes = (pointer, long, long, long, ctypes.c_float, pointer, pointer)
         self.rank.restype = None
+        self.contend = library.slipstream_contend
+        self.contend.argtypes = (pointer, long, long, pointer, pointer, pointer, pointer, long)
+        self.contend.restype = long
         self.threads = ctypes.cast(_openmp().GOMP_parallel, pointer)
 
 

@@ -1,5 +1,6 @@
 /* Products of few rows and large weights on x86-64, at the speed at which memory delivers the weights; norms of rows;
- * attention to paged keys and values; the layers of a decoder that are made of them; and the likeliest of logits.
+ * attention to paged keys and values; the layers of a decoder that are made of them; the likeliest of logits, and which may
+ * be drawn.
  *
  * A row's sums are added up in one order: they depend neither on the other rows nor on the number of threads. In fp32
  * they are the same on all CPUs with FMA. With bf16 weights products are exact and sums are fp32; CPUs with AVX512-BF16
@@ -216,7 +217,7 @@ static void multiply_blocks(const void *what, long first, long end)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 9;
+    return 10;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. Intel's CPUs take four times as long for a product of pairs as
@@ -336,6 +337,7 @@ void slipstream_rms_norm(const char *x, const float *weight, char *y, long rows,
 
 #include "decoder.h"
 #include "ranking.h"
+#include "race.h"
 #else
 long slipstream_version(void)
 {

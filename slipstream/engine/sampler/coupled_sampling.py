@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.kernels.race import contenders
 from slipstream.engine.kernels.ranking import rank_likeliest, ranks
 from slipstream.engine.sampler import noise
 from slipstream.speculation import noise as scalar
@@ -151,7 +152,11 @@ def _is_level(logits: Tensor) -> bool:
 def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
     """[R, V], [R], keys [R] -> winners [R]; anything for broken rows."""
     shifted = logits - maxima[:, None]
-    row, token = (_contenders_among_few if _is_sparse(shifted) else _contenders)(shifted, keys)
+    row, token = contenders(shifted, keys) or (
+        _contenders_among_few(shifted, keys) if _is_sparse(shifted) else _contenders(shifted, keys)
+    )
+    if row.is_cpu and row.tolist() == list(range(len(keys))):  # each is the only one of its row
+        return token
     scores = shifted[row, token].double() + noise.gumbel(keys[row], token)
     best = torch.full_like(maxima, -math.inf, dtype=torch.float64).scatter_reduce_(0, row, scores, "amax")
     first = scores == best[row]
