@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,16 @@ from slipstream.proposers.parallel_drafting import RANKS
 from tests.checkpoints import save_checkpoint
 from tests.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
+from training.answers import Answer, AnswerSettings
 from training.corpus import TrainingBatch
 from training.loss import divergence
 from training.report import Report, render
 from training.request import TrainRequest, read_request
 from training.run import TrainingRun, open_drafter
+from training.samples import LEAST_TRIED, SampleMaker
 from training.speed import Speed
 from training.target import Target
-from training.texts import Sample, SampleMaker, Samples, SourceText, read_texts
+from training.texts import Sample, Samples, read_texts
 from training.trained_drafter import UNKNOWN
 from training.trainer import Position
 
@@ -146,7 +149,7 @@ def test_a_drafter_is_trained_measured_and_exported(kind: str, target: Path, dat
     out = tmp_path / kind
     planned = trained(kind, target, data, out, "--steps", "60", "--dry-run")
     assert planned["steps"] == 60 and planned["seconds"] > 0 and planned["memory_bytes"] > planned["checkpoint_bytes"]
-    assert "60 steps of 4 x 32 tokens" in planned["summary"]
+    assert "60 steps of 4 x 27 tokens" in planned["summary"]
     assert not out.exists() and not out.with_name(f"{kind}-training").exists()
     found = trained(kind, target, data, out, "--steps", "60")
     page = Path(found["report"]).read_text()
@@ -220,7 +223,7 @@ def test_given_and_own_texts_are_mixed_evenly() -> None:
         return [Sample([token, number], 1, "") for number in range(count)]
 
     samples = Samples(of(1, 30), of(2, 4), [], own_share=0.4)
-    rows = [tuple(row) for step in range(10) for row in samples.batch(step, 4, seed=3).tokens.tolist()]
+    rows = [tuple(row) for step in range(10) for row in (each.tokens for each in samples.pick(step, 4, seed=3))]
     own = [row for row in rows if row[0] == 2]
     assert len(own) == 16 and all(own.count(row) == 4 for row in own)
     assert all(3 <= sum(row[0] == 2 for row in rows[at : at + 10]) <= 5 for at in range(0, 40, 10))
@@ -228,27 +231,46 @@ def test_given_and_own_texts_are_mixed_evenly() -> None:
     assert samples.frequency(200)[:4].tolist() == [2, 2, 2, 2]  # of the second tokens alone
 
 
+def made_up(monkeypatch: pytest.MonkeyPatch, loops: Callable[[int], bool]) -> list[list[int]]:
+    """Answers that `loops`, called with the number of each one asked for, decides on; returns the prompts asked."""
+    asked: list[list[int]] = []
+
+    def write(target: Target, prompts: list[list[int]], settings: AnswerSettings) -> Iterator[Answer]:
+        for index, prompt in enumerate(prompts):
+            answer = [7] * settings.length if loops(len(asked)) else list(range(settings.length))
+            asked.append(prompt)
+            width = target.output.shape[1]
+            yield Answer(index, answer, torch.zeros(len(prompt) + len(answer) - 1, width, dtype=torch.bfloat16))
+
+    monkeypatch.setattr("training.samples.write_answers", write)
+    return asked
+
+
 def test_other_places_are_asked_for_where_greedy_answers_loop(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of four answers loop here."""
-    request = request_of("medusa", target, tmp_path, held_out_answers=5, prompt_tokens=4)
-    maker, asked = SampleMaker(request, Target(str(target))), list[list[int]]()
+    asked = made_up(monkeypatch, lambda number: number % 4 != 0)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for at in range(40):
+        (folder / f"{at}.txt").write_text(" ".join(f"t{(at + 3 * each) % 190}" for each in range(40)))
+    request = request_of(
+        "medusa", target, tmp_path / "out", data=str(folder), held_out_answers=5, prompt_tokens=4, answers=1
+    )
+    samples = SampleMaker(request, Target(str(target)), ()).make()
+    assert len(samples.held_out) == 5 and samples.looping == 12  # of 17: 2 of 5, 2 of 8, 1 of 4
+    assert len(asked) == 18 and len({tuple(prompt) for prompt in asked}) > 10
 
-    def answer(prompts: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
-        asked.extend(prompts)
-        return [list(range(length)) if number % 4 == 0 else [7] * length for number in range(len(prompts))]
 
-    monkeypatch.setattr(maker._target, "answer", answer)
-    texts = [SourceText(str(at), "", " ".join(f"t{at + 3 * each}" for each in range(40))) for at in range(5)]
-    measured, looping = maker._measured(texts)
-    assert (len(measured), looping, len(asked)) == (5, 12, 17)  # 2 of 5, 2 of 8, 1 of 4
-    assert len({tuple(prompt) for prompt in asked}) > 10
-    prompts = [SourceText(str(at), "", "", prompt=f"t{at}") for at in range(7)]
-    asked.clear()
-    measured, looping = maker._measured(prompts)
-    assert ([each.tokens[0] for each in measured], looping) == ([0, 4, 5], 4)
-    assert len(asked) == 7  # each prompt once
+def test_a_target_that_only_loops_is_refused_after_a_few_answers_with_a_remedy(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = made_up(monkeypatch, lambda number: True)
+    request = request_of("medusa", target, tmp_path / "out", data=str(data), held_out=0.5, held_out_answers=40)
+    with pytest.raises(FailedPrecondition, match=r"greedy answers .* loop .*messages.* answer_tokens"):
+        SampleMaker(request, Target(str(target)), ()).make()
+    assert LEAST_TRIED <= len(asked) < 60
 
 
 def test_messages_are_asked_in_the_target_s_chat_template(target: Path, tmp_path: Path) -> None:
