@@ -84,6 +84,7 @@ def write_answers(target: Target, prompts: Sequence[Sequence[int]], settings: An
             writing = going
             for each in ended:
                 engine.close(each.segment.sequence)
+            for each in ended:
                 yield Answer(each.index, each.answer, torch.cat(each.states))
     finally:
         for each in writing:

@@ -8,7 +8,6 @@ sees the pairs of the text up to its root, which carry the target's states, and 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from slipstream.proposers.eagle_head import EagleConfig
 from slipstream.proposers.head_file import FAMILIES, read_target
 from slipstream.proposers.parallel_drafting import RANKS
 from training.corpus import TrainingBatch
+from training.eagle_start import start_head
 from training.folder import replacing
 from training.loss import distilled
 from training.request import TrainRequest
@@ -63,24 +63,11 @@ class Eagle:
 
     @torch.no_grad()
     def calibrate(self, batch: TrainingBatch, states: TargetStates) -> None:
-        """Gives a fresh head of version 3 the scales of the target's states. A few channels of a residual stream are
-        hundreds of times as large as the others; unscaled, these are all that `fc` sees for the first hundred steps.
-        The head begins with the last layer that it reads, in the scales that the target's output reads."""
-        if not self.layers:
+        """A fresh head of version 3 gets a start in closed form."""
+        if not self.layers or self.module.config.width != states.last.shape[-1]:
             return
-        assert batch.learned is not None
-        head: Any = self.module
-        width = states.last.shape[-1]
-        for number, norm in zip(self.layers, head.fc_norm, strict=True):
-            rows = states.layers[number][batch.learned].float()
-            normed = rows * rows.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
-            norm.weight.copy_(1.0 / _rms(normed))
-        if head.config.width == width:
-            head.norm.weight.copy_(_rms(states.last[batch.learned].float()))
-            head.fc.weight.mul_(0.5)[:, -width:].add_(torch.eye(width, device=head.fc.weight.device))
-        layer = head.layers[0]
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
+        read = HiddenStates(states.last.float(), {number: rows.float() for number, rows in states.layers.items()})
+        start_head(self.module, read, self.module.embed_tokens(batch.tokens))
 
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         assert batch.learned is not None
@@ -136,12 +123,6 @@ class Eagle:
             place = self.module.target_ids.device
             save_head(self.module.to("cpu", torch.bfloat16), fresh, self._target)
             self.module.to(place, torch.float32)
-
-
-def _rms(rows: Tensor) -> Tensor:
-    """[columns] of [rows, columns]; not so small that the inverse blows up what hardly ever moves."""
-    found = rows.square().mean(0).sqrt()
-    return found.clamp(min=float(found.median()) / 16 + 1e-6)
 
 
 def likeliest(frequency: Tensor, count: int) -> Tensor:

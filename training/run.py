@@ -30,7 +30,8 @@ from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer, 
 
 MAY_CHANGE = ("out", "checkpoint_minutes", "device", "steps", "minutes", "answer_minutes")
 """What a resumed run may have otherwise."""
-CALIBRATED_ROWS = 8
+CALIBRATED_ROWS = 64
+"""Rows that give a fresh drafter its start."""
 KV_TOKENS = 8192
 """Least KV room of the target: a pass over texts, and some."""
 
@@ -156,7 +157,7 @@ def _finding(position: Position) -> str:
         return ""
     last = position.evaluations[-1]
     depths = " ".join(f"{share:.2f}" for share in last["by_depth"])
-    return f"  {last['length']:.2f} tokens a round, accepted by depth {depths}"
+    return f"{last['length']:.2f} tokens a round, accepted by depth {depths}"
 
 
 def open_drafter(request: TrainRequest, target: Target, frequency: torch.Tensor) -> TrainedDrafter:

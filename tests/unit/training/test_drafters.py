@@ -29,6 +29,7 @@ from training.acceptance import SimulatedAcceptance, simulate
 from training.answers import Answer, AnswerSettings
 from training.corpus import TrainingBatch
 from training.loss import divergence
+from training.plan import Estimate, Planner
 from training.report import Report, render
 from training.request import TrainRequest, read_request
 from training.run import TrainingRun, open_drafter
@@ -83,7 +84,7 @@ def test_the_training_time_test_computes_what_drafting_does(version: int, target
         request_of("eagle", target, tmp_path, version=version), opened, torch.ones(199, dtype=torch.int64)
     )
     batch = batch_of()
-    states = opened.read(batch.tokens, drafter.layers)
+    states = opened.read(batch.tokens.tolist(), drafter.layers)
     with torch.no_grad():
         passes = drafter._passes(batch, states)
         fused = fuse(drafter.module, HiddenStates(states.last, states.layers))
@@ -344,3 +345,57 @@ def test_divergences_are_the_textbook_ones() -> None:
     torch.testing.assert_close(divergence(draft, target, "tv"), tv)
     share = (-3 * (1 - tv)).exp()
     torch.testing.assert_close(divergence(draft, target, "lk"), share * kl + (1 - share) * tv)
+
+
+def test_a_place_that_no_drafter_can_be_written_to_is_refused_before_anything_is_loaded(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("the target was loaded")
+
+    monkeypatch.setattr("training.run.Target", load)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.txt").write_text("mine")
+    for name, told in (
+        ("file", "is a file"),
+        ("papers", "holds files and no drafter"),
+        ("file/head", "cannot be made"),
+    ):
+        with pytest.raises(FailedPrecondition, match=told):
+            TrainingRun(request_of("eagle", target, tmp_path / name))
+    assert (tmp_path / "papers" / "thesis.txt").read_text() == "mine"
+
+
+def test_ctrl_c_prints_the_command_to_go_on(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: object, *, resume: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainingRun, "run", interrupted)
+    command = ["train", "eagle", "--target", str(target), "--data", str(data), "--out", str(tmp_path / "my head")]
+    monkeypatch.setattr("sys.argv", ["slipstream", *command, "--resume"])
+    result = CliRunner().invoke(app, command, env={"MALLOC_MMAP_THRESHOLD_": "1"})
+    assert result.exit_code == 130
+    assert f"slipstream train eagle --target {target}" in result.stderr
+    assert result.stderr.rstrip().endswith(f"--out '{tmp_path / 'my head'}' --resume")
+
+
+def test_a_dry_run_counts_the_answers_that_the_target_has_to_write(target: Path, data: Path, tmp_path: Path) -> None:
+    """Twice the answers take about twice the time; a limit of minutes holds."""
+
+    def planned(**settings: Any) -> Estimate:
+        small = {"held_out_answers": 1, "steps": 1} | settings
+        return Planner(TrainingRun(request_of("eagle", target, tmp_path / "out", data=str(data), **small))).estimate()
+
+    few, many = planned(answers=10), planned(answers=40)
+    assert (few.answers, many.answers) == (11, 41)  # one of each is measured on
+    assert (
+        many.answer_seconds * many.answer_tokens_per_s
+        == 41 * 16
+        == pytest.approx(few.answer_seconds * few.answer_tokens_per_s + 30 * 16)
+    )
+    assert many.seconds == many.answer_seconds + many.training_seconds + many.evaluation_seconds
+    assert planned(answers=40, answer_minutes=1e-9).answer_seconds < many.answer_seconds
+    assert not (tmp_path / "out-training").exists()
