@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.proposers.parallel_drafting import RANKS, falling, grow
-from training.target import Target
-from training.texts import Sample, padded
+from training.samples import SampleMaker
+from training.texts import Sample
 from training.trained_drafter import UNKNOWN, TrainedDrafter
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -33,13 +33,12 @@ class SimulatedAcceptance:
 
 
 @torch.no_grad()
-def measure_ranks(drafter: TrainedDrafter, target: Target, samples: Sequence[Sample]) -> list[Ranks]:
+def measure_ranks(drafter: TrainedDrafter, maker: SampleMaker, samples: Sequence[Sample]) -> list[Ranks]:
     """Ranks of the text's tokens among the drafter's candidates, at every place of every text."""
     drafter.module.eval()
     found: list[Ranks] = []
     for begin in range(0, len(samples), ROWS):
-        batch = padded(samples[begin : begin + ROWS]).on(target.device)
-        states = target.read(batch.tokens, drafter.layers)
+        batch, states = maker.batch(samples[begin : begin + ROWS])
         for row in drafter.ranks(batch, states).permute(1, 2, 0).tolist():  # [T][depth]
             found.append([[rank for rank in place if rank != UNKNOWN] for place in row])
     drafter.module.train()

@@ -21,13 +21,14 @@ from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer, source_and_revision, tokenizer_file
 from training.corpus import TrainingBatch
 from training.folder import replacing
-from training.loss import divergence
+from training.loss import distilled, divergence
 from training.request import TrainRequest
 from training.speed import CONTEXT, passes
 from training.target import Target, TargetStates
 from training.trained_drafter import rank_of, reached, shifted
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+LOGIT_SETTINGS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 HEAD = 32
 """Size of a fresh model's attention heads."""
 
@@ -44,13 +45,28 @@ class DraftModel:
         """A pass as a drafter has it, of the saved model."""
         self._engines = ExitStack()
         self.module: Any = _fresh(request, target) if not request.start else _started(request, target)
+        output = self.module.get_output_embeddings()
+        scaled = any(getattr(self.module.config, name, None) for name in LOGIT_SETTINGS)
+        self._plain = isinstance(output, torch.nn.Linear) and output.bias is None and not scaled
+
+    def calibrate(self, batch: TrainingBatch, states: TargetStates) -> None:
+        """It has no scales to fit."""
 
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         assert batch.learned is not None
         kind = self._request.late_loss if batch.used >= self._request.late_from else "kl"
-        wanted = batch.learned[:, 1:]
-        found = self._logits(batch.tokens)[:, :-1]
-        return divergence(found[wanted], states.logits[:, :-1][wanted], kind).mean()
+        rows, places = batch.learned[:, 1:].nonzero(as_tuple=True)
+        last, output = states.last[rows, places], self.module.get_output_embeddings()
+        if not self._plain:
+            found = self._logits(batch.tokens)[rows, places]
+            return divergence(found, self._target.logits(last), kind).mean()
+        # A matrix alone makes the logits: then only a few rows of them exist at a time.
+        states_of = self.module.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        weights = torch.full((1, len(rows)), 1.0 / max(1, len(rows)), device=batch.tokens.device)
+        head = output.weight[: self._target.vocabulary]
+        return distilled(
+            states_of[rows, places][None], head, weights, lambda part: self._target.logits(last[part]), kind
+        )
 
     def ranks(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         """The model reads the text alone: what it makes of a place does not hang on the root."""
@@ -114,7 +130,7 @@ def _windowed(config: Any, window: int) -> MistralConfig:
 
 
 def _fresh(request: TrainRequest, target: Target) -> Any:
-    own = target.model.config.get_text_config()
+    own = target.config
     heads = max(2, request.hidden // HEAD)
     config = MistralConfig(
         vocab_size=own.vocab_size,

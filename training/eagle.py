@@ -22,8 +22,9 @@ from slipstream.proposers.eagle_head import EagleConfig
 from slipstream.proposers.head_file import FAMILIES, read_target
 from slipstream.proposers.parallel_drafting import RANKS
 from training.corpus import TrainingBatch
+from training.eagle_start import start_head
 from training.folder import replacing
-from training.loss import divergence
+from training.loss import distilled
 from training.request import TrainRequest
 from training.target import Target, TargetStates
 from training.trained_drafter import rank_of, reached, shifted
@@ -36,49 +37,68 @@ class Eagle:
     def __init__(self, request: TrainRequest, target: Target, frequency: Tensor) -> None:
         self._request, self._target = request, target.name
         known = read_target(target.name)
-        count, vocabulary = known.layer_count, known.vocabulary
-        self.layers = (request.aux_layers or _layers_of(count)) if request.version == 3 else ()
-        if any(not 0 <= each < count for each in self.layers):
-            raise InvalidArgument(f"aux_layers is {list(self.layers)}; the target has layers 0 to {count - 1}.")
+        vocabulary = known.vocabulary
+        self.layers = layers_read(request, target)
         ids = None
         if request.version == 3 and 0 < request.draft_vocabulary < vocabulary:
-            ids = frequency.topk(request.draft_vocabulary).indices.sort().values
+            ids = likeliest(frequency, request.draft_vocabulary)
         config = EagleConfig(
-            layer=_layer_of(target, request.feed_forward),
+            layer=_layer_of(target, request),
             target_width=known.output.shape[1],
             layers=self.layers,
             draft_vocabulary=0 if request.version == 1 else vocabulary if ids is None else len(ids),
             norm_before_residual=request.version == 3,
+            fc_norm=request.version == 3,
         )
         self.module = open_head(config, known, ids).float()
         self.module.embed_tokens.requires_grad_(False)
+        if not request.learn_output:
+            self.module.lm_head.requires_grad_(False)
+        self._known = target
+        self._output_rows = torch.full((vocabulary,), -1, device=target.device)
+        """[vocabulary] the row of each token in the output, or -1."""
+        self._output_rows[self.module.target_ids] = torch.arange(len(self.module.target_ids), device=target.device)
         self.depth = self.passes = request.depth
         self.layout = "EAGLE-3 of speculators" if self.layers else "EAGLE-1"
+
+    @torch.no_grad()
+    def calibrate(self, batch: TrainingBatch, states: TargetStates) -> None:
+        """A fresh head of version 3 gets a start in closed form."""
+        if not self.layers or self.module.config.width != states.last.shape[-1]:
+            return
+        read = HiddenStates(states.last.float(), {number: rows.float() for number, rows in states.layers.items()})
+        start_head(self.module, read, self.module.embed_tokens(batch.tokens))
 
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         assert batch.learned is not None
         kind = self._request.late_loss if batch.used >= self._request.late_from else "kl"
         ids = self.module.target_ids
-        partial = bool(self.layers) and len(ids) < states.logits.shape[-1]
-        known = torch.ones_like(batch.learned)
-        if partial:  # what the target would say must be something that the output can say
-            known = torch.isin(states.logits.argmax(-1), ids)
-        total = states.last.new_zeros((), dtype=torch.float32)
+        # Place p is where the target predicts token p + 1, which must be learned and one that the output can say.
+        said = shifted(batch.learned & (self._output_rows[batch.tokens] >= 0), 1, False)
+        rows, places = said.nonzero(as_tuple=True)
+        if not len(rows):
+            return states.last.sum() * 0.0
+        hidden, weights = [], []
         for depth, own in enumerate(self._passes(batch, states)):
-            roots = shifted(batch.learned, 2 + depth, False) & shifted(known, 1 + depth, False)
-            rows, places = roots.nonzero(as_tuple=True)
-            if not len(rows):
-                continue
-            wanted = states.logits[rows, places + 1 + depth]
-            found = divergence(self.module.logits(own[roots]), wanted[:, ids] if partial else wanted, kind)
-            total = total + self._request.decay**depth * found.mean()
-        return total
+            roots = places - 1 - depth
+            hidden.append(self.module.normed(own)[rows, roots.clamp(min=0)])
+            # A root's candidate stands for a token that is learned; roots may stand in front of those.
+            counted = (roots >= 0).float()
+            weights.append(self._request.decay**depth * counted / counted.sum().clamp(min=1))
+        last, partial = states.last[rows, places], len(ids) < self._known.vocabulary
+
+        def teacher(part: slice) -> Tensor:
+            return self._known.logits(last[part], ids if partial else None)
+
+        return distilled(torch.stack(hidden), self.module.lm_head.weight, torch.stack(weights), teacher, kind)
 
     def ranks(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         found = []
+        rows = self._output_rows[batch.tokens]
         for depth, own in enumerate(self._passes(batch, states)):
-            tokens = shifted(batch.tokens, 2 + depth, 0)
-            found.append(reached(rank_of(self.module.target_logits(own), tokens), batch, depth))
+            place = shifted(rows, 2 + depth, 0)
+            counted = rank_of(self.module.logits(own).float(), place.clamp(min=0))
+            found.append(reached(torch.where(place >= 0, counted, RANKS), batch, depth))
         return torch.stack(found)
 
     def _passes(self, batch: TrainingBatch, states: TargetStates) -> list[Tensor]:
@@ -103,6 +123,24 @@ class Eagle:
             place = self.module.target_ids.device
             save_head(self.module.to("cpu", torch.bfloat16), fresh, self._target)
             self.module.to(place, torch.float32)
+
+
+def likeliest(frequency: Tensor, count: int) -> Tensor:
+    """int64 [count], ascending: the most frequent tokens. Among equally frequent ones, such as those that the texts do
+    not have, those with small numbers: byte-pair vocabularies number frequent pairs first."""
+    return torch.sort(frequency, descending=True, stable=True).indices[:count].sort().values
+
+
+def layers_read(request: TrainRequest, target: Target) -> tuple[int, ...]:
+    """The target's layers whose states the request's drafter reads; none but of EAGLE-3. Raises InvalidArgument for
+    layers that the target does not have."""
+    if request.kind != "eagle" or request.version != 3:
+        return ()
+    count = int(target.config.num_hidden_layers)
+    chosen = request.aux_layers or _layers_of(count)
+    if any(not 0 <= each < count for each in chosen):
+        raise InvalidArgument(f"aux_layers is {list(chosen)}; the target has layers 0 to {count - 1}.")
+    return chosen
 
 
 def _layers_of(count: int) -> tuple[int, ...]:
@@ -143,9 +181,9 @@ class _TestedAttention:
         return found
 
 
-def _layer_of(target: Target, feed_forward: int) -> AutoConfig:
+def _layer_of(target: Target, request: TrainRequest) -> AutoConfig:
     """A Llama's or Qwen3's configuration with the widths of the target's layers."""
-    own = target.model.config.get_text_config()
+    own = target.config
     family = own.model_type if own.model_type in FAMILIES else "llama"
     rotation = getattr(own, "rope_parameters", None)
     named = rotation if rotation and "rope_theta" in rotation else {"rope_type": "default", "rope_theta": 10000.0}
@@ -153,10 +191,10 @@ def _layer_of(target: Target, feed_forward: int) -> AutoConfig:
         family,
         vocab_size=own.vocab_size,
         hidden_size=own.hidden_size,
-        intermediate_size=feed_forward or own.intermediate_size,
+        intermediate_size=request.feed_forward or own.intermediate_size,
         num_hidden_layers=1,
         num_attention_heads=own.num_attention_heads,
-        num_key_value_heads=own.num_key_value_heads,
+        num_key_value_heads=request.kv_heads or own.num_key_value_heads,
         head_dim=getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads,
         max_position_embeddings=own.max_position_embeddings,
         rms_norm_eps=getattr(own, "rms_norm_eps", 1e-6),

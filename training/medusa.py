@@ -48,6 +48,9 @@ class Medusa:
         self.module = _Module(output_weight(target.name).float(), request.depth, own)
         self.layout = "Medusa-1" if own else "TGI's second layout of Medusa, on the target's output"
 
+    def calibrate(self, batch: TrainingBatch, states: TargetStates) -> None:
+        """It has no scales to fit."""
+
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         assert batch.learned is not None
         total = states.last.new_zeros((), dtype=torch.float32)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 LINE_EVERY_S = 30.0
+BAR = 8
+"""Columns of the bar: the figures need most of 80."""
 
 
 class StageProgress:
@@ -21,7 +23,7 @@ class StageProgress:
         self._console = console or Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(BAR),
             TaskProgressColumn(),
             TextColumn("{task.fields[status]}"),
             console=self._console,
@@ -52,9 +54,10 @@ class TrainingProgress(StageProgress):
     """Loss (smoothed, nats per token), speed and remaining time of a stage of steps, and what was found last."""
 
     finding = ""
+    _shown = ""
 
     def __init__(self, name: str, console: Console | None = None) -> None:
-        super().__init__(name, console, "compiling")
+        super().__init__(name, console, "first step")
         self._smooth: float | None = None
 
     def update(self, used: float, step: int, loss: float, seconds: float, tokens: int) -> None:
@@ -62,7 +65,10 @@ class TrainingProgress(StageProgress):
         self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
         speed = tokens / seconds if seconds else 0.0
         left = seconds * (1.0 - used) / max(used, 1e-9)
-        self.show(
-            used,
-            f"step {step}  loss {self._smooth:.3f}  {speed:,.0f} tokens/s  {left / 60:.1f} min left{self.finding}",
-        )
+        status = f"step {step}  loss {self._smooth:.3f}  {speed:,.0f} tokens/s  {left / 60:.1f} min left"
+        if not self._console.is_terminal:
+            status += f"  {self.finding}" if self.finding else ""
+        elif self.finding != self._shown:  # a line of its own above the bar, which has no room for it
+            self._shown = self.finding
+            self._console.print(f"step {step}: {self.finding}", highlight=False)
+        self.show(used, status)

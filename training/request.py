@@ -40,6 +40,8 @@ class TrainRequest:
     seed: int = 17
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
+    dtype: str = "auto"
+    """Type in which the target is computed: `auto`, `float32`, `bfloat16` or `float16`."""
     checkpoint_minutes: float = 5.0
     evaluate_steps: int = 200
 
@@ -50,6 +52,8 @@ class TrainRequest:
     """Tokens of a text that become a prompt."""
     temperature: float = 1.0
     """Temperature of the answers for training; those that the result is measured on are greedy."""
+    answer_minutes: float = 0.0
+    """Most minutes that the target writes answers for training; 0: until all are there."""
     answers_at_once: int = 0
     """Answers that the target writes at once; 0: 32 on a CPU, 256 on a GPU."""
     answer_epochs: int = 4
@@ -82,6 +86,12 @@ class TrainRequest:
     """`eagle`: layers of the target that are read; none: an early, a middle and a late one."""
     draft_vocabulary: int = 0
     """`eagle`: the most frequent tokens that its output knows; 0: all."""
+    learn_output: bool = True
+    """`eagle`: the output layer, which starts as the target's rows, learns too. Without, a step takes a quarter less,
+    and a few hundred steps do not spoil it."""
+    kv_heads: int = 0
+    """`eagle`: heads of keys and values; 0: the target's. What a head of version 3 learns of the newest token passes
+    through its values: few of them leave little room for it."""
     version: int = 3
     """`eagle`: 3, or 1 for a layer that reads the last hidden state and has the target's output."""
     own_outputs: bool = False

@@ -2,104 +2,85 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
+import os
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipstream.engine.devices import find_device
+from slipstream.errors import FailedPrecondition
 from training.acceptance import SIZES, Ranks, SimulatedAcceptance, measure_ranks, simulate
+from training.answers import AT_ONCE
 from training.corpus import TrainingBatch
 from training.draft import DraftModel
-from training.eagle import Eagle
+from training.eagle import Eagle, layers_read
 from training.medusa import Medusa
 from training.network import ModuleLearner
 from training.report import Report, write_report
 from training.request import TrainRequest
+from training.samples import SampleMaker
 from training.speed import measure_speed
-from training.target import Target
-from training.texts import SampleMaker, Samples
+from training.target import Target, TargetStates
+from training.texts import Samples
 from training.trained_drafter import TrainedDrafter
 from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer, TrainingCheckpoint
 
-MAY_CHANGE = ("out", "checkpoint_minutes", "device")
+MAY_CHANGE = ("out", "checkpoint_minutes", "device", "steps", "minutes", "answer_minutes")
 """What a resumed run may have otherwise."""
+CALIBRATED_ROWS = 64
+"""Rows that give a fresh drafter its start."""
+KV_TOKENS = 8192
+"""Least KV room of the target: a pass over texts, and some."""
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What a run will take, before it is begun."""
+class ReadBatch(TrainingBatch):
+    """The data of a step with the target's states of it."""
 
-    target_parameters: int
-    trained_parameters: int
-    checkpoint_bytes: int
-    steps: int
-    tokens: int
-    """Most of all steps together."""
-    memory_bytes: int
-    """Peak after two steps: of this process, or of its GPU."""
-    seconds: float
-    """Seconds of training, as fast as a step was now; before it the target writes its answers."""
+    states: TargetStates | None = None
 
 
 class TrainingRun:
     """Opens the target; what it makes depends on the request alone."""
 
     def __init__(self, request: TrainRequest) -> None:
+        """Raises FailedPrecondition for an `out` that cannot be written, before the target is loaded."""
+        check_out(Path(request.out))
         self.request = request
         self.device = find_device(request.device)
-        self.target = Target(request.target, self.device)
-
-    def estimate(self) -> Estimate:
-        """Takes two steps on random tokens, and writes nothing."""
-        request, vocabulary = self.request, self.target.vocabulary
-        drafter = open_drafter(request, self.target, torch.ones(vocabulary, dtype=torch.int64))
-        tokens = torch.randint(vocabulary, (request.rows, request.window))
-        batch = TrainingBatch(tokens, torch.ones_like(tokens, dtype=torch.bool)).on(self.device)
-        plan = replace(request, steps=2, minutes=0.0)
-        trainer = Trainer(plan, ModuleLearner(drafter.module), lambda used, step: batch)
-        seconds = []
-        for _ in range(2):
-            began = time.perf_counter()
-            trainer.step(self._loss_of(drafter))
-            seconds.append(time.perf_counter() - began)
-        learned = sum(each.numel() for each in trainer.network.masters)
-        steps = round(60.0 * request.minutes / min(seconds)) if request.minutes else request.steps
-        return Estimate(
-            target_parameters=self.target.model.num_parameters(),
-            trained_parameters=learned,
-            checkpoint_bytes=4 * learned + trainer.optimiser.size(),
-            steps=steps,
-            tokens=steps * request.rows * request.window,
-            memory_bytes=_peak_bytes(self.device),
-            seconds=min(seconds) * steps,
-        )
+        at_once = request.answers_at_once or AT_ONCE[self.device.type]
+        room = at_once * (2 * request.prompt_tokens + request.answer_tokens)
+        self.target = Target(request.target, self.device, max(KV_TOKENS, room), request.dtype)
 
     def run(self, *, resume: bool) -> Report:
         """Trains, exports the best checkpoint to `out` and writes `report.html` beside it. Raises FailedPrecondition
         where checkpoints are of another request, and what reading the data raises."""
         request = self.request
-        samples = SampleMaker(request, self.target).make()
+        maker = SampleMaker(request, self.target, layers_read(request, self.target))
+        samples = maker.make()
         drafter = open_drafter(request, self.target, samples.frequency(self.target.vocabulary))
+        drafter.calibrate(*maker.batch(samples.pick(0, CALIBRATED_ROWS, request.seed)))
         learner = ModuleLearner(drafter.module)
         same = {name: value for name, value in asdict(request).items() if name not in MAY_CHANGE}
         best = _BestCheckpoint(request, repr(same), learner)
 
+        def ranks() -> list[Ranks]:
+            with self.autocast():
+                return measure_ranks(drafter, maker, samples.held_out)
+
         def observe(position: Position) -> str:
             if position.step % request.evaluate_steps == 0 or position.finished:
-                best.add(position, simulate(self._ranks(drafter, samples)))
+                best.add(position, simulate(ranks()))
             return _finding(position)
 
         policy = CheckpointPolicy(request.workplace / "last.pt", repr(same), request.checkpoint_minutes, resume)
-        trainer = Trainer(request, learner, lambda used, step: self._batch(samples, used, step))
-        position = trainer.run(self._loss_of(drafter), policy, observe)
+        trainer = Trainer(request, learner, lambda used, step: self._batch(maker, samples, used, step))
+        position = trainer.run(self.loss_of(drafter), policy, observe)
         step = best.restore()
-        texts = self._ranks(drafter, samples)
+        texts = ranks()
         found, names = simulate(texts), [each.workload for each in samples.held_out]
         drafter.save(Path(request.out), [[round(share, 4) for share in row] for row in found.table])
         report = Report(
@@ -111,37 +92,42 @@ class TrainingRun:
                 name: simulate([text for text, of in zip(texts, names, strict=True) if of == name])
                 for name in sorted(set(names))
             },
-            speed=measure_speed(request.target, drafter, self.device),
+            speed=measure_speed(self.target.engine, drafter, self.device),
             layout=drafter.layout,
             looping=samples.looping,
         )
         write_report(report, request.workplace / "report.html")
         return report
 
-    def _batch(self, samples: Samples, used: float, step: int) -> TrainingBatch:
-        return replace(samples.batch(step, self.request.rows, self.request.seed), used=used).on(self.device)
+    def _batch(self, maker: SampleMaker, samples: Samples, used: float, step: int) -> TrainingBatch:
+        batch, states = maker.batch(samples.pick(step, self.request.rows, self.request.seed))
+        return ReadBatch(batch.tokens, batch.learned, used, states)
 
-    def _ranks(self, drafter: TrainedDrafter, samples: Samples) -> list[Ranks]:
-        with self._autocast():
-            return measure_ranks(drafter, self.target, samples.held_out)
-
-    def _loss_of(self, drafter: TrainedDrafter) -> LossFunction:
+    def loss_of(self, drafter: TrainedDrafter) -> LossFunction:
         def loss_of(_: Any, batch: TrainingBatch) -> torch.Tensor:
-            states = self.target.read(batch.tokens, drafter.layers)
-            with self._autocast():
-                return drafter.loss(batch, states)
+            assert isinstance(batch, ReadBatch) and batch.states is not None
+            with self.autocast():
+                return drafter.loss(batch, batch.states)
 
         return loss_of
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
         """Products in the type that the target is computed in."""
         return torch.autocast(self.device.type, self.target.dtype, enabled=self.target.dtype != torch.float32)
 
 
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def check_out(out: Path) -> None:
+    """Raises FailedPrecondition where `out` cannot be made or replaced, or holds something else than a drafter."""
+    if out.exists() and not out.is_dir():
+        raise FailedPrecondition(f"--out {out} is a file; give a folder for the drafter.", reason="OUT_UNFIT")
+    if out.is_dir() and any(out.iterdir()) and not (out / "config.json").is_file():
+        raise FailedPrecondition(
+            f"--out {out} holds files and no drafter; it would be replaced as a whole. Give another folder.",
+            reason="OUT_UNFIT",
+        )
+    above = next(each for each in out.absolute().parents if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise FailedPrecondition(f"--out {out} cannot be made: {above} is not to be written.", reason="OUT_UNFIT")
 
 
 class _BestCheckpoint:
@@ -171,7 +157,7 @@ def _finding(position: Position) -> str:
         return ""
     last = position.evaluations[-1]
     depths = " ".join(f"{share:.2f}" for share in last["by_depth"])
-    return f"  {last['length']:.2f} tokens a round, accepted by depth {depths}"
+    return f"{last['length']:.2f} tokens a round, accepted by depth {depths}"
 
 
 def open_drafter(request: TrainRequest, target: Target, frequency: torch.Tensor) -> TrainedDrafter:

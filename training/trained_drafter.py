@@ -33,6 +33,10 @@ class TrainedDrafter(Protocol):
     layout: str
     """The format that `save` writes, in a few words."""
 
+    def calibrate(self, batch: TrainingBatch, states: TargetStates) -> None:
+        """Fits a fresh drafter's scales to the target's states of some rows."""
+        ...
+
     def loss(self, batch: TrainingBatch, states: TargetStates) -> Tensor:
         """Mean in nats per position, summed over depths."""
         ...

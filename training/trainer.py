@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
 
 from slipstream.errors import FailedPrecondition
 from training.corpus import TrainingBatch
+from training.muon import Muon
 from training.progress import TrainingProgress
 from training.settings import Budget, Optimisation, Schedule
 
@@ -95,7 +101,7 @@ class Optimiser:
     def __init__(self, network: Learner, chosen: Optimisation) -> None:
         self._network = network
         self._clip = chosen.clip
-        muon = torch.optim.Muon(
+        muon = Muon(
             network.matrices, lr=chosen.muon_rate, weight_decay=chosen.muon_decay, momentum=chosen.muon_momentum
         )
         adam = torch.optim.AdamW(network.others, lr=chosen.adam_rate, betas=chosen.adam_betas, weight_decay=0.0)
@@ -108,7 +114,7 @@ class Optimiser:
         for rule, rate in self._rates:
             for group in rule.param_groups:
                 group["lr"] = rate * factor
-            rule.step()  # type: ignore[no-untyped-call]
+            rule.step()
             rule.zero_grad(set_to_none=True)
         self._network.publish()
 
@@ -176,7 +182,7 @@ class Trainer:
             self._restore(policy)
         saved_at = time.monotonic()
         first = True
-        with TrainingProgress(self.plan.name) as progress:
+        with TrainingProgress(self.plan.name) as progress, _whole_steps() as stopped:
             while not self.position.finished:
                 started = time.monotonic()
                 loss = self.step(loss_of)
@@ -188,9 +194,12 @@ class Trainer:
                 if observe is not None:
                     progress.finding = observe(self.position)
                 progress.update(used, self.position.step, loss, self.position.seconds, self.position.tokens)
-                if self.position.finished or time.monotonic() - saved_at > 60.0 * policy.every_minutes:
+                due = time.monotonic() - saved_at > 60.0 * policy.every_minutes
+                if self.position.finished or due or stopped.is_set():
                     self.save(policy)
                     saved_at = time.monotonic()
+                if stopped.is_set() and not self.position.finished:
+                    raise KeyboardInterrupt
         return self.position
 
     def save(self, policy: CheckpointPolicy) -> None:
@@ -216,5 +225,26 @@ class Trainer:
         checkpoint = TrainingCheckpoint.load(policy.path, policy.key)
         if checkpoint is not None:
             self.position = checkpoint.position
+            self.position.finished = self._used() >= 1.0  # the run may have been given more
             self.network.restore(checkpoint.masters)
             self.optimiser.restore(checkpoint.optimiser)
+
+
+@contextmanager
+def _whole_steps() -> Iterator[Event]:
+    """Ctrl-C sets the event, so that the step that runs ends and is saved; a second one interrupts at once."""
+    stopped = Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        stopped.set()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)

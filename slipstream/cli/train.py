@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 BUDGET, FILES = "Time and threads", "Files"
 """Groups of options in `--help`."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells count it."""
 train_app = typer.Typer(help="Train drafters for a target of yours; without a subcommand, a small pair from nothing.")
 
 
@@ -174,7 +177,15 @@ HeadOut = Annotated[
     str | None,
     typer.Option("--out", help="Folder for the drafter; checkpoints and report stand beside.", rich_help_panel=FILES),
 ]
-Steps = Annotated[int | None, typer.Option(help="Training steps.", min=1, rich_help_panel=BUDGET)]
+Steps = Annotated[
+    int | None, typer.Option(help="Training steps; a resumed run may have more.", min=1, rich_help_panel=BUDGET)
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Minutes of training in place of steps; a resumed run may have more.", min=0.0, rich_help_panel=BUDGET
+    ),
+]
 Threads = Annotated[int, typer.Option(help="CPU threads to use.", rich_help_panel=BUDGET)]
 Device = Annotated[
     str | None,
@@ -184,6 +195,12 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last c
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes, memory and time, and train nothing.")]
 
 
+def _command_to_go_on() -> str:
+    """This command, in a shell's words, with `--resume`."""
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    return shlex.join(["slipstream", *words, "--resume"])
+
+
 def _drafter_command(kind: str, about: str) -> None:
     def train_drafter(
         config: Config = None,
@@ -191,6 +208,7 @@ def _drafter_command(kind: str, about: str) -> None:
         data: Data = None,
         out: HeadOut = None,
         steps: Steps = None,
+        minutes: Minutes = None,
         seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and answers.")] = None,
         device: Device = None,
         threads: Threads = 1,
@@ -198,7 +216,8 @@ def _drafter_command(kind: str, about: str) -> None:
         dry_run: DryRun = False,
         as_json: AsJson = False,
     ) -> None:
-        options = {"target": target, "data": data, "out": out, "steps": steps, "seed": seed, "device": device}
+        options = {"target": target, "data": data, "out": out, "steps": steps, "minutes": minutes, "seed": seed,
+                   "device": device}  # fmt: skip
         _with_allocator(threads)
         with explained(f"train {kind}"):
             need_installed("torch", "transformers")
@@ -214,20 +233,22 @@ def _train_drafter(
 ) -> dict[str, Any]:
     """What is printed."""
     _prepare(threads)
+    from training.plan import Planner
     from training.request import read_request
     from training.run import TrainingRun
 
     request = read_request(kind, config, options)
     run = TrainingRun(request)
     if dry_run:
-        planned = run.estimate()
-        return asdict(planned) | {
-            "summary": f"{planned.trained_parameters / 1e6:.1f} M parameters for a target of "
-            f"{planned.target_parameters / 1e6:.1f} M, {planned.steps:,} steps of {request.rows} x {request.window} "
-            f"tokens: about {planned.seconds / 60:.0f} minutes after the target's answers, "
-            f"{planned.memory_bytes / 1e9:.1f} GB of memory, {planned.checkpoint_bytes / 1e6:.0f} MB a checkpoint"
-        }
-    report = run.run(resume=resume)
+        planned = Planner(run).estimate()
+        return asdict(planned) | {"seconds": planned.seconds, "summary": planned.summary(request.rows)}
+    try:
+        report = run.run(resume=resume)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"Stopped; {request.workplace} has all that was done. To go on:\n    {_command_to_go_on()}", err=True
+        )
+        raise typer.Exit(INTERRUPTED) from None
     return {
         "out": request.out,
         "report": str(request.workplace / "report.html"),

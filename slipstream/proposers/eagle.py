@@ -41,7 +41,7 @@ PASSES = 7
 TREE = 32
 """Candidates that one call proposes; which of them pay, the verifier decides."""
 LEAST = math.log(0.002)
-"""Path log-probability below which a candidate is not worth a place in a pass."""
+"""Path log-probability below which a candidate is not worth a place in a pass, however cheap the target's rows are."""
 
 
 @dataclass(slots=True)
@@ -91,8 +91,11 @@ class _Growing:
             self.scores.append(node.log_prob + (self.scores[above] if above != ROOT else 0.0))
             self.depths.append(1 + (self.depths[above] if above != ROOT else 0))
             self.nodes.append(node)
-        deepest = self.context.max_length - self.context.length
-        worth = [at for at in range(first, len(self.nodes)) if self.scores[at] >= LEAST and self.depths[at] < deepest]
+        deepest, least = self.context.max_length - self.context.length, LEAST
+        if (deeper := self.context.deeper) is not None:  # relative to the root, as the scores are
+            deepest = min(deepest, deeper.levels + 1)
+            least = max(least, deeper.least_log_prob - deeper.path_log_probs[self.context.expand.index(ROOT)])
+        worth = [at for at in range(first, len(self.nodes)) if self.scores[at] >= least and self.depths[at] < deepest]
         self.frontier = heapq.nlargest(width, worth, key=lambda at: self.scores[at])
 
     def best(self, size: int) -> list[ProposedNode]:

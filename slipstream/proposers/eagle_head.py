@@ -191,8 +191,12 @@ class EagleHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., output rows] of the tokens `target_ids`, from states of `forward`."""
-        normed = self.norm(states) if self.config.layers and not self.config.norm_output else states
-        found: Tensor = self.lm_head(normed)
+        found: Tensor = self.lm_head(self.normed(states))
+        return found
+
+    def normed(self, states: Tensor) -> Tensor:
+        """States of `forward` as the output reads them."""
+        found: Tensor = self.norm(states) if self.config.layers and not self.config.norm_output else states
         return found
 
     def target_logits(self, states: Tensor) -> Tensor:

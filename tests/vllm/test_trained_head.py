@@ -55,7 +55,7 @@ def accepted_here(request: TrainRequest, texts: list[list[int]]) -> list[int]:
     drafter: Any = open_drafter(request, Target(request.target), torch.ones(199, dtype=torch.int64))
     drafter.module = load_head(request.out, read_target(request.target), torch.float32)
     batch = padded([Sample(prompt + text, 4, "") for prompt, text in zip(PROMPTS, texts, strict=True)])
-    ranks = drafter.ranks(batch, Target(request.target).read(batch.tokens, drafter.layers))
+    ranks = drafter.ranks(batch, Target(request.target).read(batch.tokens.tolist(), drafter.layers))
     accepted = [0] * DEPTH
     for row in ranks.permute(1, 2, 0).tolist():
         places = [place for place in row if place[0] != UNKNOWN]

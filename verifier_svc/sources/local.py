@@ -350,8 +350,10 @@ class LocalSource:
         nodes = tree.above(starts)
         for node in starts:
             node.expanded = True
+        # A head's levels end where its candidates are not worth their rows in a pass of the target.
+        levels = self._level_budget.levels if self._need is None else depth
+        levels = 1 if session.sampling.drawn else levels
         # A proposer that closed the sequence for others has to read it again: as a prompt, not at once.
-        levels = 1 if self._need is not None or session.sampling.drawn else self._level_budget.levels
         deeper = tree.deeper(starts, expand, levels, self._least_log_prob, depth)
         context = attachment.context(nodes, starts, max(unread, READ_TOKENS), deeper)
         attachment.in_pass = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,17 @@ from slipstream.proposers.parallel_drafting import RANKS
 from tests.checkpoints import save_checkpoint
 from tests.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
+from training.answers import Answer, AnswerSettings
 from training.corpus import TrainingBatch
 from training.loss import divergence
+from training.plan import Estimate, Planner
 from training.report import Report, render
 from training.request import TrainRequest, read_request
 from training.run import TrainingRun, open_drafter
+from training.samples import LEAST_TRIED, SampleMaker
 from training.speed import Speed
 from training.target import Target
-from training.texts import Sample, SampleMaker, Samples, SourceText, read_texts
+from training.texts import Sample, Samples, read_texts
 from training.trained_drafter import UNKNOWN
 from training.trainer import Position
 
@@ -80,7 +84,7 @@ def test_the_training_time_test_computes_what_drafting_does(version: int, target
         request_of("eagle", target, tmp_path, version=version), opened, torch.ones(199, dtype=torch.int64)
     )
     batch = batch_of()
-    states = opened.read(batch.tokens, drafter.layers)
+    states = opened.read(batch.tokens.tolist(), drafter.layers)
     with torch.no_grad():
         passes = drafter._passes(batch, states)
         fused = fuse(drafter.module, HiddenStates(states.last, states.layers))
@@ -146,7 +150,7 @@ def test_a_drafter_is_trained_measured_and_exported(kind: str, target: Path, dat
     out = tmp_path / kind
     planned = trained(kind, target, data, out, "--steps", "60", "--dry-run")
     assert planned["steps"] == 60 and planned["seconds"] > 0 and planned["memory_bytes"] > planned["checkpoint_bytes"]
-    assert "60 steps of 4 x 32 tokens" in planned["summary"]
+    assert "60 steps of 4 x 27 tokens" in planned["summary"]
     assert not out.exists() and not out.with_name(f"{kind}-training").exists()
     found = trained(kind, target, data, out, "--steps", "60")
     page = Path(found["report"]).read_text()
@@ -220,7 +224,7 @@ def test_given_and_own_texts_are_mixed_evenly() -> None:
         return [Sample([token, number], 1, "") for number in range(count)]
 
     samples = Samples(of(1, 30), of(2, 4), [], own_share=0.4)
-    rows = [tuple(row) for step in range(10) for row in samples.batch(step, 4, seed=3).tokens.tolist()]
+    rows = [tuple(row) for step in range(10) for row in (each.tokens for each in samples.pick(step, 4, seed=3))]
     own = [row for row in rows if row[0] == 2]
     assert len(own) == 16 and all(own.count(row) == 4 for row in own)
     assert all(3 <= sum(row[0] == 2 for row in rows[at : at + 10]) <= 5 for at in range(0, 40, 10))
@@ -228,27 +232,46 @@ def test_given_and_own_texts_are_mixed_evenly() -> None:
     assert samples.frequency(200)[:4].tolist() == [2, 2, 2, 2]  # of the second tokens alone
 
 
+def made_up(monkeypatch: pytest.MonkeyPatch, loops: Callable[[int], bool]) -> list[list[int]]:
+    """Answers that `loops`, called with the number of each one asked for, decides on; returns the prompts asked."""
+    asked: list[list[int]] = []
+
+    def write(target: Target, prompts: list[list[int]], settings: AnswerSettings) -> Iterator[Answer]:
+        for index, prompt in enumerate(prompts):
+            answer = [7] * settings.length if loops(len(asked)) else list(range(settings.length))
+            asked.append(prompt)
+            width = target.output.shape[1]
+            yield Answer(index, answer, torch.zeros(len(prompt) + len(answer) - 1, width, dtype=torch.bfloat16))
+
+    monkeypatch.setattr("training.samples.write_answers", write)
+    return asked
+
+
 def test_other_places_are_asked_for_where_greedy_answers_loop(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of four answers loop here."""
-    request = request_of("medusa", target, tmp_path, held_out_answers=5, prompt_tokens=4)
-    maker, asked = SampleMaker(request, Target(str(target))), list[list[int]]()
+    asked = made_up(monkeypatch, lambda number: number % 4 != 0)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for at in range(40):
+        (folder / f"{at}.txt").write_text(" ".join(f"t{(at + 3 * each) % 190}" for each in range(40)))
+    request = request_of(
+        "medusa", target, tmp_path / "out", data=str(folder), held_out_answers=5, prompt_tokens=4, answers=1
+    )
+    samples = SampleMaker(request, Target(str(target)), ()).make()
+    assert len(samples.held_out) == 5 and samples.looping == 12  # of 17: 2 of 5, 2 of 8, 1 of 4
+    assert len(asked) == 18 and len({tuple(prompt) for prompt in asked}) > 10
 
-    def answer(prompts: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
-        asked.extend(prompts)
-        return [list(range(length)) if number % 4 == 0 else [7] * length for number in range(len(prompts))]
 
-    monkeypatch.setattr(maker._target, "answer", answer)
-    texts = [SourceText(str(at), "", " ".join(f"t{at + 3 * each}" for each in range(40))) for at in range(5)]
-    measured, looping = maker._measured(texts)
-    assert (len(measured), looping, len(asked)) == (5, 12, 17)  # 2 of 5, 2 of 8, 1 of 4
-    assert len({tuple(prompt) for prompt in asked}) > 10
-    prompts = [SourceText(str(at), "", "", prompt=f"t{at}") for at in range(7)]
-    asked.clear()
-    measured, looping = maker._measured(prompts)
-    assert ([each.tokens[0] for each in measured], looping) == ([0, 4, 5], 4)
-    assert len(asked) == 7  # each prompt once
+def test_a_target_that_only_loops_is_refused_after_a_few_answers_with_a_remedy(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = made_up(monkeypatch, lambda number: True)
+    request = request_of("medusa", target, tmp_path / "out", data=str(data), held_out=0.5, held_out_answers=40)
+    with pytest.raises(FailedPrecondition, match=r"greedy answers .* loop .*messages.* answer_tokens"):
+        SampleMaker(request, Target(str(target)), ()).make()
+    assert LEAST_TRIED <= len(asked) < 60
 
 
 def test_messages_are_asked_in_the_target_s_chat_template(target: Path, tmp_path: Path) -> None:
@@ -322,3 +345,57 @@ def test_divergences_are_the_textbook_ones() -> None:
     torch.testing.assert_close(divergence(draft, target, "tv"), tv)
     share = (-3 * (1 - tv)).exp()
     torch.testing.assert_close(divergence(draft, target, "lk"), share * kl + (1 - share) * tv)
+
+
+def test_a_place_that_no_drafter_can_be_written_to_is_refused_before_anything_is_loaded(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("the target was loaded")
+
+    monkeypatch.setattr("training.run.Target", load)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.txt").write_text("mine")
+    for name, told in (
+        ("file", "is a file"),
+        ("papers", "holds files and no drafter"),
+        ("file/head", "cannot be made"),
+    ):
+        with pytest.raises(FailedPrecondition, match=told):
+            TrainingRun(request_of("eagle", target, tmp_path / name))
+    assert (tmp_path / "papers" / "thesis.txt").read_text() == "mine"
+
+
+def test_ctrl_c_prints_the_command_to_go_on(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: object, *, resume: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainingRun, "run", interrupted)
+    command = ["train", "eagle", "--target", str(target), "--data", str(data), "--out", str(tmp_path / "my head")]
+    monkeypatch.setattr("sys.argv", ["slipstream", *command, "--resume"])
+    result = CliRunner().invoke(app, command, env={"MALLOC_MMAP_THRESHOLD_": "1"})
+    assert result.exit_code == 130
+    assert f"slipstream train eagle --target {target}" in result.stderr
+    assert result.stderr.rstrip().endswith(f"--out '{tmp_path / 'my head'}' --resume")
+
+
+def test_a_dry_run_counts_the_answers_that_the_target_has_to_write(target: Path, data: Path, tmp_path: Path) -> None:
+    """Twice the answers take about twice the time; a limit of minutes holds."""
+
+    def planned(**settings: Any) -> Estimate:
+        small = {"held_out_answers": 1, "steps": 1} | settings
+        return Planner(TrainingRun(request_of("eagle", target, tmp_path / "out", data=str(data), **small))).estimate()
+
+    few, many = planned(answers=10), planned(answers=40)
+    assert (few.answers, many.answers) == (11, 41)  # one of each is measured on
+    assert (
+        many.answer_seconds * many.answer_tokens_per_s
+        == 41 * 16
+        == pytest.approx(few.answer_seconds * few.answer_tokens_per_s + 30 * 16)
+    )
+    assert many.seconds == many.answer_seconds + many.training_seconds + many.evaluation_seconds
+    assert planned(answers=40, answer_minutes=1e-9).answer_seconds < many.answer_seconds
+    assert not (tmp_path / "out-training").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -31,6 +32,18 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     with StageProgress("answers of the target", Console(file=shown, force_terminal=True, width=100)) as progress:
         progress.show(0.5, "20 of 40")
     assert "answers of the target" in shown.getvalue() and "50%" in shown.getvalue() and "20 of 40" in shown.getvalue()
+
+
+def test_the_bar_of_a_long_run_fits_80_columns_and_its_findings_stand_above() -> None:
+    shown = io.StringIO()
+    with TrainingProgress("medusa", Console(file=shown, force_terminal=True, width=80)) as progress:
+        progress.finding = "2.31 tokens a round, accepted by depth 0.61 0.55 0.50 0.47"
+        progress.update(0.5, 12_345, loss=12.345, seconds=36_000.0, tokens=900_000_000)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).replace("\r", "\n")
+    lines = [line.rstrip() for line in plain.splitlines()]
+    assert max(len(line) for line in lines) <= 80
+    assert any(line.endswith("step 12345  loss 12.345  25,000 tokens/s  600.0 min left") for line in lines)
+    assert "step 12345: 2.31 tokens a round, accepted by depth 0.61 0.55 0.50 0.47" in lines
 
 
 def test_nothing_of_it_is_printed_where_the_result_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
-from slipstream.proposers.base import ROOT, HiddenRows, Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.base import ROOT, DeeperLevels, HiddenRows, Proposal, ProposedNode, ProposerContext
 from slipstream.proposers.draft_cache import PairCache
 from slipstream.proposers.eagle import EagleProposer, _Growing, fuse
 from slipstream.proposers.eagle_checkpoint import load_head, save_head
@@ -349,3 +349,18 @@ def test_the_likeliest_paths_are_expanded_and_proposed() -> None:
     assert tree.frontier == [5, 6], "by their paths, not by their own probability"
     assert [(node.parent, node.token) for node in tree.best(4)] == [(ROOT, 11), (ROOT, 13), (0, 21), (1, 22)]
     assert tree.view().path(5) == [11, 21] and tree.view().expand == [5, 6]
+
+
+def test_passes_end_where_candidates_are_not_worth_their_rows(target: str) -> None:
+    """The candidates that remain are those of the whole tree."""
+    head = random_head(target, config_of(target, layers=LAYERS), scale=0.3).eval()
+    tokens, states = text_of(1)
+    whole = EagleProposer(head)
+    expected = tree_of(whole.propose([context(tokens, states)])[0])
+    for deeper, depth in ((DeeperLevels(8, 4, [-1.0], -1.0), 1), (DeeperLevels(1, 4, [-1.0], -50.0), 2)):
+        proposer = EagleProposer(head)
+        tree = tree_of(proposer.propose([context(tokens, states, deeper=deeper)])[0])
+        assert max(depth_of(tree)) == depth and proposer.passes < whole.passes
+        assert [each for each, below in zip(tree, depth_of(tree), strict=True) if below == 1] == [
+            each for each, below in zip(expected, depth_of(expected), strict=True) if below == 1
+        ]
