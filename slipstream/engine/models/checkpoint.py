@@ -92,8 +92,8 @@ def load_checkpoint(
     if for_kernels and not fast:
         return load_checkpoint(name, asked, device, quantisation, lean=False)
     tried = try_forward(model, layers, info, place, lean=fast)
-    if for_kernels and tried.notice:
-        loaded = load_checkpoint(name, asked, device, quantisation, lean=False)
+    if for_kernels and tried.notice:  # kernels may have lost too much in that type alone
+        loaded = load_checkpoint(name, "float32", device, quantisation)
         return replace(loaded, info=replace(loaded.info, forward_notice=tried.notice))
     computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], precision, tried.forward.path, layers)
     info = replace(info, arithmetic=computed.name, batch_invariant=computed.batch_invariant)

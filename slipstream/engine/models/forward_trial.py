@@ -26,6 +26,7 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.excerpt import Excerpt, UnknownFormat, is_quantised
 from slipstream.engine.models.lean_decoder import LeanDecoder
+from slipstream.engine.models.passed_trials import keep_report, report_of, trial_question
 from slipstream.engine.models.rehearsal import LONGEST_NEAR, Played, Player, Rehearsal, play, recite
 from slipstream.errors import FailedPrecondition
 
@@ -82,6 +83,10 @@ def try_forward(
     if info.max_length < LONGEST_NEAR:
         log.warning("%s: %d positions are too few to try a forward pass in", info.name, info.max_length)
         return Tried(LibraryForward(model))
+    question = trial_question(info, device, lean=lean)
+    if report := report_of(question):
+        log.info("%s: the forward pass was tried at an earlier start: %s", info.name, report)
+        return Tried(lean_decoder(model, layers) if lean else LibraryForward(model))
     began = time.monotonic()
     trial = _Trial(model, layers, info, device)
     notice = trial.problem(lean=True) if lean else ""
@@ -94,7 +99,9 @@ def try_forward(
                 reason="MODEL_UNSUPPORTED",
             )
     log.info("%s: the forward pass was tried in %.2f s: %s", info.name, time.monotonic() - began, trial.report)
-    if notice:
+    if not notice:
+        keep_report(question, trial.report)
+    else:
         notice = f"its fast forward pass is left out, because {notice} from the library's. {COST}"
         log.warning("%s: %s", info.name, notice)
     if notice or not lean:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from slipstream.engine import user_cache
 from slipstream.engine.model_info import DIGITS
 from slipstream.errors import FailedPrecondition
 
@@ -54,7 +54,7 @@ def _file_digest(file: Path) -> str:
     """SHA-256 of the content in hex, from the cache if the file is the one that was hashed."""
     known = file.resolve().stat()
     identity = f"{file.resolve()}\0{known.st_size}\0{known.st_mtime_ns}\0{known.st_ino}\0{known.st_dev}"
-    kept = cache_folder() / hashlib.sha256(identity.encode()).hexdigest()
+    kept = user_cache.cache_file("digests", identity)
     with contextlib.suppress(OSError, ValueError):
         found = kept.read_text()
         settled = kept.stat().st_mtime - known.st_mtime > SETTLED_S
@@ -64,21 +64,5 @@ def _file_digest(file: Path) -> str:
     with file.open("rb") as content:
         while chunk := content.read(CHUNK_BYTES):
             digest.update(chunk)
-    _keep(kept, digest.hexdigest())
+    user_cache.keep(kept, digest.hexdigest())
     return digest.hexdigest()
-
-
-def cache_folder() -> Path:
-    """Where digests are kept: `slipstream/digests` in `XDG_CACHE_HOME`, else in `~/.cache`."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "slipstream" / "digests"
-
-
-def _keep(file: Path, text: str) -> None:
-    """Write the file whole, or not at all: other processes read it meanwhile. Where nothing may be written, as in a
-    container with a read-only root, the checkpoint is hashed at each start."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_name(f"{file.name}.{os.getpid()}")
-        written.write_text(text)
-        os.replace(written, file)

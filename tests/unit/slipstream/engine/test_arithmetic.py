@@ -16,7 +16,8 @@ from slipstream.engine.model_info import DIGITS
 from slipstream.engine.models import weights_digest as digests
 from slipstream.engine.models.arithmetic import Computation
 from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
-from slipstream.engine.models.weights_digest import cache_folder, weight_files, weights_digest
+from slipstream.engine.models.weights_digest import weight_files, weights_digest
+from slipstream.engine.user_cache import cache_file
 from tests.checkpoints import other_weights
 
 TARGET = Path(__file__).parents[4] / "models" / "target"
@@ -191,7 +192,7 @@ def test_a_broken_or_forbidden_cache_costs_only_time(tmp_path: Path, monkeypatch
     file.write_bytes(b"1")
     aged(file, 60)
     expected = weights_digest(file)
-    (kept,) = cache_folder().iterdir()
+    (kept,) = cache_file("digests", "").parent.iterdir()
     kept.write_text("no digest")
     assert weights_digest(file) == expected
     blocked = tmp_path / "blocked"
