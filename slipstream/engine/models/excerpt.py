@@ -39,10 +39,11 @@ class Excerpt:
     """Which part of a model stands for all of it: the whole if its float32 weights are small, else the first layers
     that cover every kind of layer, with the first tokens of the vocabulary."""
 
-    def __init__(self, model: Any, whole_bytes: int = WHOLE_BYTES) -> None:
+    def __init__(self, model: Any, whole_bytes: int | None = None) -> None:
         self._model = model
+        most = WHOLE_BYTES if whole_bytes is None else whole_bytes
         self._name, layers = decoder_layers(model)
-        self.is_whole = 4 * sum(_numel(each) for each in model.parameters()) <= whole_bytes
+        self.is_whole = 4 * sum(_numel(each) for each in model.parameters()) <= most
         self.depth = len(layers) if self.is_whole else _first(layers)
         self.is_the_model = self.is_whole and not any(_windows(each) for each in _holders(model))
         """Nothing is left out and no window shortened: a pass on a copy that shares the weights may serve."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,9 @@ is off by 0.01 to 1; real models of 30 layers by 1e-5, a row with large activati
 TIMES = 3.0
 FLOORS = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}
 """A pass may lose TIMES as much as the library's, and this, five of the type's units."""
+SHARES = (0.5, 0.75)
+"""Of rows, from the best one: their quantiles are compared. The worst ones are a matter of chance: a model that the
+project was tried on loses 3 times its own spread at one token in the library's bf16, and not at others."""
 LOOSE = 0.5
 """Distance of the median row below which two passes in one type pass for one function where there is no reference:
 of weights in a format that is not unpacked here."""
@@ -118,49 +122,69 @@ class _Trial:
 
     def problem(self, *, lean: bool) -> str:
         """In which type, from which layer on and by how much the pass differs, as the middle of a sentence; empty if
-        it does not."""
-        try:
-            found = self._another_function(lean)
-            return found or (self._loses_more(lean) if self._changed else "")
-        except UnknownFormat:
-            return self._far_apart()
-
-    def _another_function(self, lean: bool) -> str:
-        """Asked in float32."""
+        it does not in one rehearsal at least."""
+        asked = [self._another_function, *([self._loses_more] if self._changed else [])]
         found = ""
-        for seed in SEEDS:
-            model, rehearsal = self._excerpt.copy(floats=True), self._rehearsal(seed)
-            if seed not in self._expected:
-                self._expected[seed] = _by_library(model, rehearsal, self._device)
-            player = self._player(model, lean)
-            # Attention of draft models need not be batch-invariant, and is other code where there is no kernel.
-            modes = (True,) if lean or self._dtype is not torch.float32 else (True, False)
-            played = (play(player, rehearsal, batch_invariant=mode) for mode in modes)
-            found = next(filter(None, (_difference(each, self._expected[seed]) for each in played)), "")
-            if not found:
-                self.passed = player.forward if lean and self._excerpt.is_the_model and not self._changed else None
+        for ask in asked:
+            for seed in SEEDS:
+                try:
+                    found = ask(seed, lean)
+                except UnknownFormat:
+                    return self._far_apart()
+                if not found:
+                    break
+            if found:
                 break
         return found
 
-    def _loses_more(self, lean: bool) -> str:
+    def _another_function(self, seed: int, lean: bool) -> str:
+        """Asked in float32."""
+        model, rehearsal = self._excerpt.copy(floats=True), self._rehearsal(seed)
+        expected = self._reference(seed, model)
+        player = self._player(model, lean)
+        played = (play(player, rehearsal, **mode) for mode in self._modes(player))
+        found = next(filter(None, (_difference(each, expected) for each in played)), "")
+        if not found and not self._changed:
+            self._may_serve(player)
+        return found
+
+    def _reference(self, seed: int, model: Any = None) -> Played:
+        """By the library in float32; `model`: a copy in float32 that is there already."""
+        if seed not in self._expected:
+            model = self._excerpt.copy(floats=True) if model is None else model
+            self._expected[seed] = _by_library(model, self._rehearsal(seed), self._device)
+        return self._expected[seed]
+
+    def _may_serve(self, player: Player) -> None:
+        if self._excerpt.is_the_model and player.forward.path != "library":
+            self.passed = player.forward
+
+    def _modes(self, player: Player) -> list[dict[str, bool]]:
+        """Ways in which the pass may be played: each is other code."""
+        if player.forward.path == "kernels":
+            return [{"in_one_call": True}, {"in_one_call": False}]
+        # Attention of draft models need not be batch-invariant. In narrow types none is.
+        return [{"batch_invariant": True}, {"batch_invariant": False}][: 2 if self._dtype is torch.float32 else 1]
+
+    def _loses_more(self, seed: int, lean: bool) -> str:
         """Asked in the type that serves, beside the library."""
-        model, rehearsal = self._excerpt.copy(floats=False), self._rehearsal(SEEDS[0])
-        by_library = _by_library(model, rehearsal, self._device, branches=False)
-        rows = rehearsal.on_one_path
-        exact = self._expected[SEEDS[0]].logits[rows]
+        rehearsal, name = self._rehearsal(seed), self._info.dtype
+        rows, groups = rehearsal.on_one_path, rehearsal.groups
+        exact = self._reference(seed).logits[rows]
+        model = self._excerpt.copy(floats=False)
+        theirs = distances(_by_library(model, rehearsal, self._device, branches=False).logits, exact)
         player = self._player(model, lean)
         ours = distances(play(player, rehearsal).logits[rows], exact)
-        theirs, name = distances(by_library.logits, exact), self._info.dtype
         path = "the lean pass" if lean else "packed attention"
-        self.report += (
-            f"; {name} loses {ours.median():.2g} of a row's spread in {path}, {theirs.median():.2g} in the library"
-        )
-        for group, members in rehearsal.groups.items():
-            some = [place for place, row in enumerate(rows) if row in members]
-            lost, most = ours[some].median(), TIMES * theirs[some].median() + FLOORS.get(self._dtype, 0.0)
+        lost_by = f"{ours.median():.2g} of a row's spread in {path}, {theirs.median():.2g} in the library"
+        self.report += f"; {name} loses {lost_by}"
+        for group, share in product(groups, SHARES):
+            some = [place for place, row in enumerate(rows) if row in groups[group]]
+            lost = float(ours[some].quantile(share))
+            most = TIMES * float(theirs[some].quantile(share)) + FLOORS.get(self._dtype, 0.0)
             if not lost <= most:
                 return f"in {name} it loses {lost:.2g} of a row's spread at {group}, more than {most:.2g},"
-        self.passed = player.forward if lean and self._excerpt.is_the_model else None
+        self._may_serve(player)
         return ""
 
     def _far_apart(self) -> str:

@@ -2,7 +2,7 @@
 
 near    A prompt in two pieces over several blocks, a tree with branches below it, and a step after one of its branches
         was kept. It is longer than an excerpt's windows.
-far     A chain whose positions double up to the longest one.
+far     A chain whose positions double up to the longest one; their bits alternate, so that a narrow type rounds them.
 
 The engine packs both into the same steps, as it serves; the library computes each path of the tree as a text, by its
 eager attention and with masks of its own.
@@ -68,7 +68,7 @@ class Rehearsal:
         self.behind = rest[:2]
         length = min(length, FAR)
         near = range(min(4, length))
-        doubled = {4 << power for power in range(20) if 4 << power < length}
+        doubled = {(16 << power) // 3 for power in range(20) if (16 << power) // 3 < length}
         self.far_positions = sorted({*near, *doubled, length - 1})
         self.far = rest[2 : 2 + len(self.far_positions)]
 
@@ -100,16 +100,27 @@ class Rehearsal:
         return {"far positions": list(range(1, far)), "pieces and branches": [0, *range(far, rows)]}
 
 
+@dataclass(frozen=True)
+class Player:
+    """A forward of ours, as an engine runs it."""
+
+    forward: Forward
+    layers: list[AttentionLayer]
+    info: ModelInfo
+    device: torch.device
+
+
 class _Recorder:
     """A forward whose tokens stand at positions of our choice (rows that are read follow from the sequence, as ever),
     and which keeps what each layer gives for the rows that get logits."""
 
     path = "library"
 
-    def __init__(self, forward: Forward, device: torch.device, outputs: list[torch.Tensor] | None, depth: int) -> None:
+    def __init__(self, player: Player, outputs: list[torch.Tensor] | None, in_one_call: bool) -> None:
         """`outputs`: what hooks collect; None: the forward is asked for hidden states, but for the last layer's."""
-        self._forward, self._device, self._outputs = forward, device, outputs
-        self._request = None if outputs is not None else HiddenRequest(tuple(range(1, depth)))
+        self._forward, self._device, self._outputs = player.forward, player.device, outputs
+        self._request = None if outputs is not None else HiddenRequest(tuple(range(1, len(player.layers))))
+        self._in_one_call = in_one_call
         self.positions: list[int] = []
         self.states: list[list[torch.Tensor]] = []
 
@@ -117,7 +128,7 @@ class _Recorder:
         self._forward.reserve(length)
 
     def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
-        moved = _Moved(step, torch.tensor([self.positions], device=self._device))
+        moved = _Moved(step, torch.tensor([self.positions], device=self._device), self._in_one_call)
         output = self._forward(moved, self._request)
         if self._outputs is not None:
             found = [rows[0] for rows in self._outputs]
@@ -129,34 +140,24 @@ class _Recorder:
 
 
 class _Moved:
-    def __init__(self, step: ForwardStep, positions: torch.Tensor) -> None:
-        self._step, self.positions = step, positions
+    def __init__(self, step: ForwardStep, positions: torch.Tensor, in_one_call: bool) -> None:
+        self._step, self.positions, self._in_one_call = step, positions, in_one_call
         self.tokens, self.wanted = step.tokens, step.wanted
 
     def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor:
         return self._step.attend(module, states, extras)
 
     def paged(self, layers: tuple[PagedLayer, ...]) -> PagedStep | None:
-        return self._step.paged(layers)
+        return self._step.paged(layers) if self._in_one_call else None
 
 
-@dataclass(frozen=True)
-class Player:
-    """A forward of ours, as an engine runs it."""
-
-    forward: Forward
-    layers: list[AttentionLayer]
-    info: ModelInfo
-    device: torch.device
-
-
-def play(player: Player, rehearsal: Rehearsal, *, batch_invariant: bool = True) -> Played:
-    """By the engine, on pages of KV."""
+def play(player: Player, rehearsal: Rehearsal, *, batch_invariant: bool = True, in_one_call: bool = True) -> Played:
+    """By the engine, on pages of KV. `in_one_call`: the layers are computed by one call where there are kernels for it,
+    as they are but for the largest trees."""
     model = player.forward.model if isinstance(player.forward, LibraryForward) else None
     outputs: list[torch.Tensor] = []
     with _watched(model, outputs) if model is not None else nullcontext():
-        given = None if model is None else outputs
-        recorder = _Recorder(player.forward, player.device, given, len(player.layers))
+        recorder = _Recorder(player, None if model is None else outputs, in_one_call)
         engine = TorchEngine(replace(player, forward=recorder), _ENGINE_TOKENS, BLOCK)
         engine.batch_invariant = batch_invariant
         recorder.reserve(max(rehearsal.far_positions) + 1)

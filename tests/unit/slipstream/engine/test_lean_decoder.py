@@ -19,7 +19,7 @@ from slipstream.engine.models.lean_decoder import LeanDecoder, Rotary
 from slipstream.engine.models.lean_selection import fits
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
+from tests.checkpoints import VOCABULARY, WINDOW, liven, save_checkpoint
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {
@@ -62,23 +62,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def build(variant: str) -> str:
         family, changes = VARIANTS[variant]
         path = save_checkpoint(family, tmp_path_factory.mktemp("checkpoint"), **changes)
-        with torch.no_grad():
-            liven(path)
+        liven(path)
         return str(path)
 
     return build
-
-
-def liven(path: Path) -> None:
-    """Norms and biases start at one and zero, where a forgotten one cannot be seen."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(path / "model.safetensors")
-    draw = torch.Generator().manual_seed(1)
-    for name, weight in weights.items():
-        if name.endswith(("norm.weight", "bias")):
-            weight += 0.3 * torch.randn(weight.shape, generator=draw)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def prompt(length: int, seed: int) -> list[int]:
