@@ -106,6 +106,10 @@ class PackedLayers:
             self._blocks[layer].kept = None
         return hidden
 
+    def detach(self) -> None:
+        """Lets go of the KV of the last pass; the next one brings its own."""
+        self._attention = ()
+
     def _attach(self, attention: tuple[PagedAttention, ...]) -> None:
         self._attention = attention
         for block, parts, paged in zip(self._blocks, self._layers, attention, strict=True):

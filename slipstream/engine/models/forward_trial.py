@@ -156,7 +156,8 @@ class _Trial:
         return self._expected[seed]
 
     def _may_serve(self, player: Player) -> None:
-        if self._excerpt.is_the_model and player.forward.path != "library":
+        if self._excerpt.is_the_model and isinstance(player.forward, LeanDecoder):
+            player.forward.detach()
             self.passed = player.forward
 
     def _modes(self, player: Player) -> list[dict[str, bool]]:

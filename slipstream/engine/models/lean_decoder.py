@@ -147,6 +147,11 @@ class LeanDecoder:
     def reserve(self, length: int) -> None:
         self._rotary.reserve(length)
 
+    def detach(self) -> None:
+        """Lets go of the KV of the last step."""
+        if self._packed is not None:
+            self._packed.detach()
+
     def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
         x = embedding(step.tokens[0], self._embedding)
         rotation = self._rotary(step.positions[0])
