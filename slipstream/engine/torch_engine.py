@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
-from slipstream.engine.attention.plan import AttentionPlan
+from slipstream.engine.attention.paged_sequences import PagedSequences
 from slipstream.engine.engine import HiddenRequest, ModelOutput
-from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
-from slipstream.engine.kvcache.store import AttentionLayer, KVStore
-from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.models.forward import Forward
+from slipstream.engine.models.checkpoint import Checkpoint
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 
 
-class LoadedModel(Protocol):
-    """A checkpoint, or a part of one."""
-
-    @property
-    def forward(self) -> Forward: ...
-
-    @property
-    def layers(self) -> list[AttentionLayer]: ...
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    @property
-    def device(self) -> torch.device:
-        """That of the input tokens."""
-        ...
-
-
-class TorchEngine(KVCacheManager):
+class TorchEngine(PagedSequences):
     """With KV for `tokens` tokens. Use it on one thread only."""
 
-    def __init__(self, checkpoint: LoadedModel, tokens: int, block_size: int = 32) -> None:
+    def __init__(self, checkpoint: Checkpoint, tokens: int, block_size: int = 32) -> None:
         """Raises ResourceExhausted when not even one block fits."""
-        pool = BlockPool.holding(tokens, block_size)
-        super().__init__(pool, checkpoint.info.max_length)
+        super().__init__(checkpoint.layers, checkpoint.info.max_length, checkpoint.device, tokens, block_size)
         self.model = checkpoint.info
         self._checkpoint = checkpoint
-        rows = pool.total * block_size
-        checkpoint.forward.reserve(min(checkpoint.info.max_length, rows))
-        self._store = KVStore(checkpoint.layers, rows)
+        checkpoint.forward.reserve(min(checkpoint.info.max_length, self.rows))
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
@@ -57,13 +30,8 @@ class TorchEngine(KVCacheManager):
         layers = len(self._checkpoint.layers)
         if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
             raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")
-        self._store.apply_moves()
-        plan = AttentionPlan(
-            segments, self._store, self._checkpoint.device, self._max_length, batch_invariant=self.batch_invariant
-        )
-        output = self._checkpoint.forward(plan, hidden)
-        for segment in segments:
-            segment.sequence.ahead = segment.tokens
+        output = self._checkpoint.forward(self.plan(segments), hidden)
+        self.computed(segments)
         return ModelOutput(output.logits.float(), output.hidden)
 
     def _check_tokens(self, segments: list[Segment]) -> None:
@@ -71,6 +39,3 @@ class TorchEngine(KVCacheManager):
         for segment in segments:
             if not all(0 <= token < size for token in (*segment.pending, *segment.nodes)):
                 raise InvalidArgument(f"a token id is outside the vocabulary of {size}")
-
-    def _copy_rows(self, moves: list[tuple[int, int]]) -> None:
-        self._store.queue_moves(moves)

@@ -98,6 +98,22 @@ async def test_the_doctor_and_serving_name_a_drafter_with_another_template(
     assert line.startswith("slipstream serve: ") and "odd has another chat template" in line
 
 
+async def test_serving_warns_of_models_without_their_fast_forward_pass(
+    setting: Setting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start, verifier and drafter alike."""
+    slow = await setting.drafter(name="slow", forward_notice="the other reason")
+    fast = await setting.drafter(name="fast")
+    setting.model.forward_notice = "its fast forward pass is left out"
+    front = await setting.front(setting.verifier())
+    await check_fit(front.addresses[0], [slow, fast])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert lines == [
+        f"slipstream serve: WARNING: {setting.model.name}: its fast forward pass is left out",
+        "slipstream serve: WARNING: slow: the other reason",
+    ]
+
+
 def test_a_lookup_needs_no_template() -> None:
     target = types_pb2.ModelInfo(name="target", vocabulary_fingerprint="v", chat_template_fingerprint="t")
     without = types_pb2.ModelInfo(name="base", vocabulary_fingerprint="v")

@@ -142,7 +142,7 @@ class _Trial:
         model, rehearsal = self._excerpt.copy(floats=True), self._rehearsal(seed)
         expected = self._reference(seed, model)
         player = self._player(model, lean)
-        played = (play(player, rehearsal, **mode) for mode in self._modes(player))
+        played = (play(each, rehearsal) for each in self._players(player))
         found = next(filter(None, (_difference(each, expected) for each in played)), "")
         if not found and not self._changed:
             self._may_serve(player)
@@ -160,12 +160,12 @@ class _Trial:
             player.forward.detach()
             self.passed = player.forward
 
-    def _modes(self, player: Player) -> list[dict[str, bool]]:
+    def _players(self, player: Player) -> list[Player]:
         """Ways in which the pass may be played: each is other code."""
         if player.forward.path == "kernels":
-            return [{"in_one_call": True}, {"in_one_call": False}]
+            return [player, replace(player, in_one_call=False)]
         # Attention of draft models need not be batch-invariant. In narrow types none is.
-        return [{"batch_invariant": True}, {"batch_invariant": False}][: 2 if self._dtype is torch.float32 else 1]
+        return [player, *([replace(player, batch_invariant=False)] if self._dtype is torch.float32 else [])]
 
     def _loses_more(self, seed: int, lean: bool) -> str:
         """Asked in the type that serves, beside the library."""
@@ -205,13 +205,19 @@ class _Trial:
         model.set_attn_implementation(NAME)
         layers = probe_layers(model, self._device)
         forward = lean_decoder(model, layers) if lean else LibraryForward(model)
-        info = replace(self._info, vocabulary_size=self._excerpt.vocabulary_size)
-        return Player(forward, layers, info, self._device)
+        return Player(forward, layers, self._device)
 
 
 def _by_library(model: Any, rehearsal: Rehearsal, device: torch.device, *, branches: bool = True) -> Played:
+    """Raises FailedPrecondition for a model that the library itself cannot compute."""
     model.set_attn_implementation("eager")
-    return recite(model, rehearsal, device, branches=branches)
+    try:
+        return recite(model, rehearsal, device, branches=branches)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise FailedPrecondition(
+            f"{model.config.model_type} cannot be served: the library's eager pass fails ({error}). Check config.json.",
+            reason="MODEL_UNSUPPORTED",
+        ) from error
 
 
 def _difference(found: Played, expected: Played) -> str:

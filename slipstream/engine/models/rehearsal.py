@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from slipstream.engine.attention.packed import Attending, States
-from slipstream.engine.engine import HiddenRequest, ModelOutput, begin_unshared
+from slipstream.engine.attention.paged_sequences import PagedSequences
+from slipstream.engine.engine import HiddenRequest, begin_unshared
 from slipstream.engine.kernels.attention import PagedLayer, PagedStep
 from slipstream.engine.kvcache.store import AttentionLayer
-from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.excerpt import decoder_layers
 from slipstream.engine.models.forward import Forward, ForwardStep, LibraryForward
 from slipstream.engine.segment import Segment
-from slipstream.engine.torch_engine import TorchEngine
 
 PROMPT, PIECE, BLOCK = 11, 5, 4
 """Tokens of the near prompt, of its first piece, and of a block of KV."""
@@ -106,37 +105,10 @@ class Player:
 
     forward: Forward
     layers: list[AttentionLayer]
-    info: ModelInfo
     device: torch.device
-
-
-class _Recorder:
-    """A forward whose tokens stand at positions of our choice (rows that are read follow from the sequence, as ever),
-    and which keeps what each layer gives for the rows that get logits."""
-
-    path = "library"
-
-    def __init__(self, player: Player, outputs: list[torch.Tensor] | None, in_one_call: bool) -> None:
-        """`outputs`: what hooks collect; None: the forward is asked for hidden states, but for the last layer's."""
-        self._forward, self._device, self._outputs = player.forward, player.device, outputs
-        self._request = None if outputs is not None else HiddenRequest(tuple(range(1, len(player.layers))))
-        self._in_one_call = in_one_call
-        self.positions: list[int] = []
-        self.states: list[list[torch.Tensor]] = []
-
-    def reserve(self, length: int) -> None:
-        self._forward.reserve(length)
-
-    def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
-        moved = _Moved(step, torch.tensor([self.positions], device=self._device), self._in_one_call)
-        output = self._forward(moved, self._request)
-        if self._outputs is not None:
-            found = [rows[0] for rows in self._outputs]
-            self._outputs.clear()
-        else:
-            found = list(output.hidden.layers.values()) if output.hidden is not None else []
-        self.states.append([rows[step.wanted.to(rows.device)].float() for rows in found])
-        return ModelOutput(output.logits)
+    batch_invariant: bool = True
+    in_one_call: bool = True
+    """The layers are computed by one call where there are kernels for it, as they are but for the largest trees."""
 
 
 class _Moved:
@@ -151,33 +123,58 @@ class _Moved:
         return self._step.paged(layers) if self._in_one_call else None
 
 
-def play(player: Player, rehearsal: Rehearsal, *, batch_invariant: bool = True, in_one_call: bool = True) -> Played:
-    """By the engine, on pages of KV. `in_one_call`: the layers are computed by one call where there are kernels for it,
-    as they are but for the largest trees."""
+class _Stage:
+    """Steps on pages of KV, whose tokens stand at positions of our choice; rows that are read follow from the sequence,
+    as ever."""
+
+    def __init__(self, player: Player, length: int, outputs: list[torch.Tensor] | None) -> None:
+        """`outputs`: what hooks collect; None: the forward is asked for hidden states, but for the last layer's."""
+        self.pages = PagedSequences(player.layers, length, player.device, _ENGINE_TOKENS, BLOCK)
+        self.pages.batch_invariant = player.batch_invariant
+        self._player, self._outputs = player, outputs
+        self._request = None if outputs is not None else HiddenRequest(tuple(range(1, len(player.layers))))
+        self.logits: list[torch.Tensor] = []
+        self.states: list[list[torch.Tensor]] = []
+
+    def step(self, segments: list[Segment], positions: list[int]) -> None:
+        player, plan = self._player, self.pages.plan(segments)
+        output = player.forward(
+            _Moved(plan, torch.tensor([positions], device=player.device), player.in_one_call), self._request
+        )
+        self.pages.computed(segments)
+        if self._outputs is not None:
+            found = [rows[0] for rows in self._outputs]
+            self._outputs.clear()
+        else:
+            found = list(output.hidden.layers.values()) if output.hidden is not None else []
+        self.states.append([rows[plan.wanted.to(rows.device)].float() for rows in found])
+        self.logits.append(output.logits.float())
+
+
+@torch.inference_mode()
+def play(player: Player, rehearsal: Rehearsal) -> Played:
+    """On pages of KV, as an engine does."""
     model = player.forward.model if isinstance(player.forward, LibraryForward) else None
     outputs: list[torch.Tensor] = []
+    length = max(LONGEST_NEAR, len(rehearsal.far))
     with _watched(model, outputs) if model is not None else nullcontext():
-        recorder = _Recorder(player, None if model is None else outputs, in_one_call)
-        engine = TorchEngine(replace(player, forward=recorder), _ENGINE_TOKENS, BLOCK)
-        engine.batch_invariant = batch_invariant
-        recorder.reserve(max(rehearsal.far_positions) + 1)
-        logits = torch.cat(list(_steps(engine, recorder, rehearsal)))
-    return Played(logits, [torch.cat(rows) for rows in zip(*recorder.states, strict=True)])
+        stage = _Stage(player, length, None if model is None else outputs)
+        player.forward.reserve(max(rehearsal.far_positions) + 1)
+        _perform(stage, rehearsal)
+    return Played(torch.cat(stage.logits), [torch.cat(rows) for rows in zip(*stage.states, strict=True)])
 
 
-def _steps(engine: TorchEngine, recorder: _Recorder, rehearsal: Rehearsal) -> Iterator[torch.Tensor]:
-    near, far = begin_unshared(engine, PROMPT + len(PARENTS) + 4), begin_unshared(engine, len(rehearsal.far))
-    prompt, chain = rehearsal.prompt, list(range(-1, len(rehearsal.far) - 2))
+def _perform(stage: _Stage, rehearsal: Rehearsal) -> None:
+    pages, prompt = stage.pages, rehearsal.prompt
+    near, far = begin_unshared(pages, PROMPT + len(PARENTS) + 4), begin_unshared(pages, len(rehearsal.far))
+    chain = Segment(far, rehearsal.far[:1], rehearsal.far[1:], list(range(-1, len(rehearsal.far) - 2)))
     first = Segment(near, prompt[:PIECE])
-    recorder.positions = [*range(PIECE), *rehearsal.far_positions]
-    yield engine.forward([first, Segment(far, rehearsal.far[:1], rehearsal.far[1:], chain)]).logits
-    engine.keep(first, [])
+    stage.step([first, chain], [*range(PIECE), *rehearsal.far_positions])
+    pages.keep(first, [])
     second = Segment(near, prompt[PIECE:], rehearsal.nodes, list(PARENTS))
-    recorder.positions = [PIECE + depth for depth in second.depths()]
-    yield engine.forward([second]).logits
-    engine.keep(second, list(PATHS[-1]))
-    recorder.positions = [PROMPT + 2, PROMPT + 3]
-    yield engine.forward([Segment(near, rehearsal.behind[:1], rehearsal.behind[1:], [-1])]).logits
+    stage.step([second], [PIECE + depth for depth in second.depths()])
+    pages.keep(second, list(PATHS[-1]))
+    stage.step([Segment(near, rehearsal.behind[:1], rehearsal.behind[1:], [-1])], [PROMPT + 2, PROMPT + 3])
 
 
 @torch.inference_mode()

@@ -23,6 +23,7 @@ from slipstream.engine.models.lean_decoder import Rotary, Rotation
 from slipstream.engine.models.linear import Linear
 from slipstream.engine.models.rehearsal import FAR, LONGEST_NEAR, PATHS, PROMPT, Rehearsal
 from slipstream.errors import FailedPrecondition
+from slipstream.telemetry.metrics_collector import forward_info
 from tests.checkpoints import _COMMON, FAMILIES, WINDOW, liven, save_checkpoint, save_tokenizer
 
 LEAN = {"llama", "qwen2", "qwen3", "mistral"}
@@ -287,3 +288,9 @@ def test_nothing_equals_rows_without_numbers() -> None:
 def test_a_context_too_short_for_a_trial_is_served_by_the_library(tmp_path: Path) -> None:
     save_checkpoint("llama", tmp_path, max_position_embeddings=LONGEST_NEAR - 1)
     assert load_checkpoint(str(tmp_path)).forward_path == "library"
+
+
+def test_the_metric_names_the_path_and_whether_a_faster_one_was_refused() -> None:
+    assert forward_info("kernels", "")() == {("kernels", "0"): 1}
+    assert forward_info("library", "it differs")() == {("library", "1"): 1}
+    assert forward_info("", "")() == {}
