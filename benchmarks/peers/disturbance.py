@@ -39,8 +39,8 @@ class Watch:
         steal, idle, everything = (now - then for now, then in zip(machine_ticks(), self._ticks, strict=True))
         own = own_ticks() - self._own
         others = everything - steal - idle - own
-        percent = [max(0.0, 100.0 * ticks / max(1, everything)) for ticks in (steal, others)]
-        return Seen(*percent, own / TICKS_A_SECOND)
+        percent = 100.0 / max(1, everything)
+        return Seen(steal * percent, max(0.0, others * percent), own / TICKS_A_SECOND)
 
 
 def own_ticks() -> int:

@@ -106,5 +106,6 @@ def test_ratios_are_to_the_fastest_plain_peer_within_a_round() -> None:
 def test_categories_have_the_ratio_of_their_own_rounds() -> None:
     found = [one_round("qa", {"fast": 2.0, "ours": 1.0}), one_round("rag", {"fast": 8.0, "ours": 2.0})]
     rows = by_category(found, ["fast", "ours"], {"fast"})
-    assert [(row["category"], row["ours"]) for row in rows] == [("qa", pytest.approx(2.0)), ("rag", pytest.approx(4.0))]
+    assert [row["category"] for row in rows] == ["qa", "rag"]
+    assert [row["ours"] for row in rows] == pytest.approx([2.0, 4.0])
     assert rows[0]["fast, tokens/s"] == 10.0
