@@ -69,7 +69,7 @@ class Kind:
 
 
 QUESTIONS = (
-    Kind("an answer to a question", "Why does the moon have phases? Explain it to a child."),
+    Kind("an answer to a question", "Give three tips for staying healthy."),
     Kind("code with a small change", f"Rename the variable `result` to `amount`:\n```python\n{FUNCTION}\n```"),
     Kind("a text with a small change", f"Repeat this notice, but replace May by June:\n\n{NOTICE}"),
 )

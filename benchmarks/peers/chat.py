@@ -7,7 +7,7 @@ FOLDER has files of one JSON object a line with `turns`, the first of which is a
 Spec-Bench's `question.jsonl` (`benchmarks.peers.chats`). Prompts are rendered by the model's own template; answers
 end where the model ends them. All systems are there at once and take turns on every prompt (`benchmarks.peers.turns`):
 each figure is a ratio within such a round. `--short` takes at most a quarter of an hour on two quiet cores: one prompt
-of each category, 64 tokens. Systems that cannot be had here are named and left out. With a temperature texts differ
+of each category, 48 tokens. Systems that cannot be had here are named and left out. With a temperature texts differ
 between systems, and `same` says nothing.
 """
 
@@ -76,7 +76,7 @@ def main(asked: argparse.Namespace) -> None:
     if asked.prompts is None:
         raise SystemExit("--target smollm2 answers chat prompts: name a folder of them with --prompts.")
     if asked.short:
-        asked.of_each, asked.tokens, asked.tries = 1, min(asked.tokens, 64), 1
+        asked.of_each, asked.tokens, asked.tries = 1, min(asked.tokens, 48), 1
     minutes = min(asked.minutes, SHORT_S / 60.0) if asked.short else asked.minutes
     setting = Setting(asked.target, asked.dtype, asked.threads, asked.temperature, chat=True)
     words = f"--target {asked.target} --dtype {asked.dtype} --temperature {asked.temperature:g} --tokens {asked.tokens}"

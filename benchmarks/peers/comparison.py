@@ -24,7 +24,8 @@ def decoding(run: Run) -> float | None:
 def summary(found: Sequence[Round], systems: Sequence[str], plain: Collection[str], expected: str) -> list[Row]:
     """A row for each system and number of requests at once. Ratios are to the plain peer that is fastest at that
     number, `best` in its own row; `same`: the share of texts that are those of the system `expected`; `loops`: the
-    share of texts in which fewer than 0.6 of the 4-grams differ."""
+    share of texts in which fewer than 0.6 of the 4-grams differ. CPU time is that of all the system's threads and of
+    the client, with the prompts' own."""
     rows: list[Row] = []
     for at_once in sorted({each.at_once for each in found}):
         some = [each for each in found if each.at_once == at_once]
@@ -76,6 +77,7 @@ def _row(found: Sequence[Round], name: str, best: str, expected: str) -> Row:
         "decoding_per_s": speed(found, name, decoding) if alone else None,
         "x_decoding": None if behind is None else behind[0],
         "least_x_decoding": _least(found, name, best) if alone else None,
+        "cpu_ms_a_token": 1e3 * sum(each.runs[name].seen.own_s for each in found) / max(1, decided),
         "tokens_a_pass": decided / sum(known) if known and len(known) == len(passes) else None,
         "same": same,
         "loops": sum(distinct_share(text) < DISTINCT for text in flat) / len(flat) if flat else None,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.client.load.machine import machine_ticks
 
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 MOST_STEAL, MOST_OTHERS = 2.0, 5.0
 """Percent of the cores' time beyond which a sample counts as disturbed."""
 
@@ -19,6 +20,8 @@ class Seen:
     steal: float
     others: float
     """Of processes that this one did not start."""
+    own_s: float = field(default=0.0, compare=False)
+    """CPU seconds of the other ones, threads that wait in a loop included."""
 
     @property
     def disturbed(self) -> bool:
@@ -34,8 +37,10 @@ class Watch:
     def seen(self) -> Seen:
         """Since the watch began. Processes that end meanwhile count as others."""
         steal, idle, everything = (now - then for now, then in zip(machine_ticks(), self._ticks, strict=True))
-        others = everything - steal - idle - (own_ticks() - self._own)
-        return Seen(100.0 * steal / max(1, everything), max(0.0, 100.0 * others / max(1, everything)))
+        own = own_ticks() - self._own
+        others = everything - steal - idle - own
+        percent = 100.0 / max(1, everything)
+        return Seen(steal * percent, max(0.0, others * percent), own / TICKS_A_SECOND)
 
 
 def own_ticks() -> int:

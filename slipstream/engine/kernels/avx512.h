@@ -23,4 +23,5 @@
 #define EVEN(p) _mm512_castsi512_ps(_mm512_slli_epi32(p, 16))
 #define ODD(p) _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32((int)0xffff0000)))
 #endif
+#define ODD_UNMASKED ODD
 #include "set.h"

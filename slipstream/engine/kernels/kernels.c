@@ -175,7 +175,8 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define SPREAD_PAIR _mm256_set1_epi32
 #define LOAD_BYTES(p) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
 #define EVEN(p) _mm256_castsi256_ps(_mm256_slli_epi32(p, 16))
-#define ODD(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(p, 16), 16)) /* a mask would take a register */
+#define ODD(p) _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32((int)0xffff0000)))
+#define ODD_UNMASKED(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(p, 16), 16))
 #include "set.h"
 
 #define NAME(x) avx512_##x

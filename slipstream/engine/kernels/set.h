@@ -47,4 +47,5 @@
 #undef SPREAD_PAIR
 #undef EVEN
 #undef ODD
+#undef ODD_UNMASKED
 #undef DOT_PAIRS

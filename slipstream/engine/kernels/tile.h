@@ -36,14 +36,16 @@ TARGET ALWAYS void NAME(add_up)(const struct steps *s, const char *x, long strid
                         acc[b][r][v] = DOT_PAIRS(acc[b][r][v], each, both[v]);
                 }
 #else
-                /* The pairs are loaded again for their second halves: with twelve sums no register is left to keep them. */
+                /* With more sums no register is left for pairs and a mask: they are loaded again for their second halves. */
+                const int roomy = rows * side * VECTORS <= 8;
                 UNROLLED for (int half = 0; half < 2; half++) {
                     V column[VECTORS];
                     UNROLLED for (int v = 0; v < VECTORS; v++) {
                         I both = LOAD_PAIRS((const int *)at + v * LANES);
-                        column[v] = half ? ODD(both) : EVEN(both);
+                        column[v] = !half ? EVEN(both) : roomy ? ODD(both) : ODD_UNMASKED(both);
                     }
-                    FORGET_LOADS;
+                    if (!roomy)
+                        FORGET_LOADS;
                     UNROLLED for (int r = 0; r < rows; r++) {
                         V each = SPREAD(((const float *)x)[r * stride + 2 * k + half]);
                         UNROLLED for (int v = 0; v < VECTORS; v++)
