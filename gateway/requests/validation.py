@@ -17,6 +17,7 @@ from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
+from slipstream.rpc.multiplexed_stream import MAX_ITEM_BYTES, TOO_LARGE
 from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_ANNOTATION_BYTES = 16_384
 ANNOTATION_BYTES_A_TOKEN = 4
 """An annotation may be as long as the prompt beside it, which a record keeps in 4 bytes for each token."""
+MOST_OTHER_BYTES = 1 << 18
+"""Room in the message that opens a session for all but its tokens: a grammar, biases, drafters, the model's name."""
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 256
 
@@ -68,6 +71,7 @@ class RequestValidator:
         _check_annotation(request.annotation, len(prompt))
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
+        _check_message(max_length + len(prediction), model)
         rule = choose(
             self._rules, RuleInput(request.workload, request.cache_salt, max_length - len(prompt), len(prompt))
         )
@@ -260,6 +264,23 @@ def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> tuple[
         )
     _check_tokens("prompt_token_ids", max(tokens), model)
     return tuple(tokens)
+
+
+def _check_message(tokens: int, model: types_pb2.ModelInfo) -> None:
+    """Raises InvalidArgument for a session whose opening, with all its output, would be too large for a verifier's
+    stream. `tokens`: of prompt, output and prediction."""
+    most = (MAX_ITEM_BYTES - MOST_OTHER_BYTES) // _token_bytes(model.vocabulary_size)
+    if tokens > most:
+        raise InvalidArgument(
+            f"Prompt, output and prediction may become {tokens} tokens, and {most} of this vocabulary can be sent to a "
+            "verifier; send a shorter prompt or prediction, or lower max_tokens.",
+            reason=TOO_LARGE,
+        )
+
+
+def _token_bytes(vocabulary_size: int) -> int:
+    """Most bytes of a token's id in a message: seven bits each."""
+    return max(1, -(-(vocabulary_size - 1).bit_length() // 7))
 
 
 def _top_logprobs(request: Asked) -> int | None:
