@@ -68,7 +68,7 @@ class RequestValidator:
         structure = await self._structure(request, model, stop_token_ids)
         prompt = _checked_prompt(await self._encode_prompt(request) if prompt is None else prompt, model)
         prediction = await self._prediction(request.prediction, model)
-        _check_annotation(request.annotation, len(prompt))
+        check_annotation(request.annotation, len(prompt))
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
         _check_message(max_length + len(prediction), model)
@@ -97,6 +97,7 @@ class RequestValidator:
             min_tokens=_min_tokens(request, max_length - len(prompt)),
             rounds=request.speculation.rounds,
             annotation=request.annotation,
+            response=request.response if isinstance(request, gateway_pb2.StoredRequest) else b"",
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
             arm=arm.name if arm else "",
@@ -299,8 +300,8 @@ def _min_tokens(request: Asked, most: int) -> int:
     return request.min_tokens
 
 
-def _check_annotation(annotation: bytes, prompt: int) -> None:
-    """`prompt`: tokens."""
+def check_annotation(annotation: bytes, prompt: int) -> None:
+    """Raises InvalidArgument for more than a session may keep beside a prompt of so many tokens."""
     most = MAX_ANNOTATION_BYTES + ANNOTATION_BYTES_A_TOKEN * prompt
     if len(annotation) > most:
         raise InvalidArgument(
