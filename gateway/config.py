@@ -106,7 +106,8 @@ class GatewayConfig:
     max_stop_tokens: int = 64
     """Most stop tokens of one request."""
     rehomings: int = 3
-    """Times a session is opened again after a loss before it fails."""
+    """Times a session is opened again after a loss before it fails. A stream that broke counts once, divided among the
+    sessions on it of which no round had come; it does not count against one that was in the middle of its text."""
     rehoming_wait_s: float = 10.0
     """Seconds that a session waits for a verifier."""
     mixed_arithmetic: str = "refuse"

@@ -50,6 +50,8 @@ class ResolvedRequest:
     """Output tokens before which no stop token ends the text."""
     annotation: bytes = b""
     """What the client keeps with the session."""
+    response: bytes = b""
+    """What the gateway keeps with a response of `/v1/responses`; no client can write it."""
     mixed_arithmetic: bool | None = None
     """Whether the text may go on with another arithmetic than it began with; None: as the operator says."""
     vocabulary: str = ""
@@ -103,6 +105,7 @@ class ResolvedRequest:
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
             annotation=self.annotation,
+            response=self.response,
             min_tokens=self.min_tokens,
             owner=self.owner,
             revision=self.revision,

@@ -17,6 +17,7 @@ from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
 from slipstream.rpc import proto_conversion
+from slipstream.rpc.multiplexed_stream import MAX_ITEM_BYTES, TOO_LARGE
 from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_ANNOTATION_BYTES = 16_384
 ANNOTATION_BYTES_A_TOKEN = 4
 """An annotation may be as long as the prompt beside it, which a record keeps in 4 bytes for each token."""
+MOST_OTHER_BYTES = 1 << 18
+"""Room in the message that opens a session for all but its tokens: a grammar, biases, drafters, the model's name."""
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 256
 
@@ -65,9 +68,10 @@ class RequestValidator:
         structure = await self._structure(request, model, stop_token_ids)
         prompt = _checked_prompt(await self._encode_prompt(request) if prompt is None else prompt, model)
         prediction = await self._prediction(request.prediction, model)
-        _check_annotation(request.annotation, len(prompt))
+        check_annotation(request.annotation, len(prompt))
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
+        _check_message(max_length + len(prediction), model)
         rule = choose(
             self._rules, RuleInput(request.workload, request.cache_salt, max_length - len(prompt), len(prompt))
         )
@@ -93,6 +97,7 @@ class RequestValidator:
             min_tokens=_min_tokens(request, max_length - len(prompt)),
             rounds=request.speculation.rounds,
             annotation=request.annotation,
+            response=request.response if isinstance(request, gateway_pb2.StoredRequest) else b"",
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
             arm=arm.name if arm else "",
@@ -262,6 +267,23 @@ def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> tuple[
     return tuple(tokens)
 
 
+def _check_message(tokens: int, model: types_pb2.ModelInfo) -> None:
+    """Raises InvalidArgument for a session whose opening, with all its output, would be too large for a verifier's
+    stream. `tokens`: of prompt, output and prediction."""
+    most = (MAX_ITEM_BYTES - MOST_OTHER_BYTES) // _token_bytes(model.vocabulary_size)
+    if tokens > most:
+        raise InvalidArgument(
+            f"Prompt, output and prediction may become {tokens} tokens, and {most} of this vocabulary can be sent to a "
+            "verifier; send a shorter prompt or prediction, or lower max_tokens.",
+            reason=TOO_LARGE,
+        )
+
+
+def _token_bytes(vocabulary_size: int) -> int:
+    """Most bytes of a token's id in a message: seven bits each."""
+    return max(1, -(-(vocabulary_size - 1).bit_length() // 7))
+
+
 def _top_logprobs(request: Asked) -> int | None:
     if request.top_logprobs > MAX_TOP_LOGPROBS:
         raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MAX_TOP_LOGPROBS}.")
@@ -278,8 +300,8 @@ def _min_tokens(request: Asked, most: int) -> int:
     return request.min_tokens
 
 
-def _check_annotation(annotation: bytes, prompt: int) -> None:
-    """`prompt`: tokens."""
+def check_annotation(annotation: bytes, prompt: int) -> None:
+    """Raises InvalidArgument for more than a session may keep beside a prompt of so many tokens."""
     most = MAX_ANNOTATION_BYTES + ANNOTATION_BYTES_A_TOKEN * prompt
     if len(annotation) > most:
         raise InvalidArgument(

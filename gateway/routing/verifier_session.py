@@ -24,6 +24,8 @@ class SessionEnded:
 
     reason: verifier_pb2.FinishReason
     error: SlipstreamError | None = None
+    blame: float = 1.0
+    """The share of the loss, from 0 to 1, that this session may have caused."""
 
 
 @dataclass(slots=True)
@@ -48,11 +50,13 @@ class VerifierSession:
         self._max_length = 0
         self._credit = 0
         self._logprobs = False
+        self._progressed = False
         self._received = Received()
         self._filled = asyncio.Event()
 
     def open(self, request: verifier_pb2.DecodeOpen) -> None:
-        """Raises Unavailable or ResourceExhausted when the request cannot be sent."""
+        """Raises Unavailable or ResourceExhausted when the request cannot be sent, InvalidArgument when it is too
+        large for any verifier's stream."""
         self._epoch = request.key.epoch
         self._length = len(request.prefix.token_ids)
         self._max_length = request.max_length
@@ -64,6 +68,12 @@ class VerifierSession:
     def out_of_credit(self) -> bool:
         """Whether the verifier waits for the client to take tokens."""
         return self._credit <= 0
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may have broken its stream: it was opened, and no round of it came. What a session breaks it
+        breaks again at the same position, since its tokens depend on nothing else, and then before its first round."""
+        return not self._progressed and self._received.end is None
 
     def add_credit(self, tokens: int) -> None:
         """Let the verifier generate so many more tokens: a client took as many."""
@@ -113,6 +123,7 @@ class VerifierSession:
             return
         self._length += len(done.token_ids)
         self._credit -= len(done.token_ids)
+        self._progressed = True
         self._received.rounds.append(done)
         self._filled.set()
 
@@ -161,6 +172,7 @@ class VerifierSession:
             self._send(command)
 
 
-def stream_lost(error: SlipstreamError) -> SessionEnded:
-    """The end of every session on a stream that broke: whatever broke it, sessions can go on elsewhere."""
-    return SessionEnded(FINISH_REASON_ERROR, Unavailable(error.message, reason="STREAM_LOST"))
+def stream_lost(error: SlipstreamError, blame: float) -> SessionEnded:
+    """The end of every session on a stream that broke: whatever broke it, sessions can go on elsewhere. `blame`: one
+    loss, divided among the sessions that may have caused it."""
+    return SessionEnded(FINISH_REASON_ERROR, Unavailable(error.message, reason="STREAM_LOST"), blame)

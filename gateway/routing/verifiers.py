@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable
 from gateway.routing.arithmetic import arithmetic_of
 from gateway.routing.verifier_session import VerifierSession, stream_lost
 from gateway.routing.worker_watch import WorkerWatch
-from slipstream.errors import DRAINING, OTHER_ARITHMETIC, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import (
+    DRAINING,
+    OTHER_ARITHMETIC,
+    InvalidArgument,
+    ResourceExhausted,
+    SlipstreamError,
+    Unavailable,
+)
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter, MultiplexedStream
 from slipstream.telemetry.log_once import LogOnce
@@ -189,8 +196,9 @@ class VerifierWorker:
     def lost(self, error: SlipstreamError) -> None:
         log.warning("lost the stream to %s: %s", self.address, error.message)
         sessions, self._sessions = self._sessions, {}
+        suspects = sum(session.suspect for session in sessions.values())
         for session in sessions.values():
-            session.end(stream_lost(error))
+            session.end(stream_lost(error, 1 / suspects if session.suspect else 0.0))
         self._changed()
 
     def _model_read(self) -> None:
@@ -206,6 +214,9 @@ class VerifierWorker:
         except ResourceExhausted as error:  # a peer that does not read cannot be sent anything: start over
             self._link.drop()
             raise Unavailable(error.message, reason=error.reason) from error
+        except InvalidArgument:  # too large for the stream: the verifier never learns of the session
+            self._sessions.pop(command.session, None)
+            raise
 
 
 def _pack(commands: list[verifier_pb2.DecodeCommand]) -> verifier_pb2.DecodeRequest:

@@ -173,13 +173,15 @@ class SessionRegistry:
 
     # Calls of clients.
 
-    async def generate(self, request: gateway_pb2.GenerateRequest, context: RequestContext, send: Send) -> None:
-        """Start a session and send its events. Raises what RequestValidator and the store raise, and what ends the
-        session."""
+    async def generate(
+        self, request: gateway_pb2.GenerateRequest, context: RequestContext, send: Send, response: bytes = b""
+    ) -> None:
+        """Start a session and send its events. `response`: what the gateway keeps with it. Raises what RequestValidator
+        and the store raise, and what ends the session."""
         with self._client(), self._context.observers.watch_request("generate", context) as observer:
             observer.generate_requested(request)
             with self._context.observers.admitting():
-                stream = await self._start_session(request)
+                stream = await self._start_session(request, response)
             await _send_events(stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
@@ -192,13 +194,13 @@ class SessionRegistry:
             stream = await self._open_stream(request.session_id, revision, mixed)
             await _send_events(stream.follow(request.offset, characters, revision), observer, send)
 
-    async def _start_session(self, request: gateway_pb2.GenerateRequest) -> OutputStream:
+    async def _start_session(self, request: gateway_pb2.GenerateRequest, response: bytes) -> OutputStream:
         """The stream of a new session, in the log and running. Raises what RequestValidator and the store raise."""
         arrived_at = self._context.clock()
         self._check_open()
         session_id = self._new_id()
         with self._arrival():
-            resolved = await self._validator.resolve(request, self._count, session_id)
+            resolved = replace(await self._validator.resolve(request, self._count, session_id), response=response)
             reservation = await _reserve(resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
@@ -318,8 +320,15 @@ class SessionRegistry:
 
     async def describe(self, session_id: str) -> gateway_pb2.GetSessionResponse:
         """The session's record. Raises what `read_record` raises."""
+        return self._described(await self.read_record(session_id))
+
+    async def describe_response(self, session_id: str) -> tuple[gateway_pb2.GetSessionResponse, bytes]:
+        """The session's record, and what a gateway kept with it as a response. Raises what `read_record` raises."""
         record = await self.read_record(session_id)
-        stored, finished, run = stored_request(record), finished_of(record), self.running(session_id)
+        return self._described(record), stored_request(record).response
+
+    def _described(self, record: SessionRecord) -> gateway_pb2.GetSessionResponse:
+        stored, finished, run = stored_request(record), finished_of(record), self.running(record.id)
         return gateway_pb2.GetSessionResponse(
             key=types_pb2.SessionKey(id=record.id, epoch=record.epoch),
             model=stored.model,

@@ -89,6 +89,8 @@ class SessionRun:
         self._verifier: VerifierWorker | None = None
         self._verifier_session: VerifierSession | None = None
         self._opened = False
+        self._blame = 0.0
+        """Losses that this session may have caused, others' shares left out."""
         self._avoid: set[VerifierWorker] = set()
         """Verifiers that failed this session or had no room for it: others come first."""
         self._failed_steps = Backoff(first_s=0.5)
@@ -339,8 +341,9 @@ class SessionRun:
             observer.verifier_lost(error)
         self._leave_verifier()
         mendable = isinstance(error, (Unavailable, ResourceExhausted))
-        if not mendable or self.stats.rehomed >= self._config.rehomings:
+        if not mendable or self._blame + end.blame > self._config.rehomings:
             raise error
+        self._blame += end.blame
         if isinstance(error, ResourceExhausted) and not self._router.choose_verifier(
             self._resolved.model.name, self._avoid, (), wanted(self._written)
         ):

@@ -1,7 +1,8 @@
 """Multiplexed streams: one gRPC stream for each pair of peers, one frame a step for all their sessions.
 
 Both ends write through a `SendQueue`: whatever is put between two writes goes out as one frame, so a busy stream sends
-fewer, bigger frames by itself. The dialling end is a `MultiplexedStream`, which reconnects; the serving end calls
+fewer, bigger frames by itself. An item that no frame can hold is refused when it is put, for sent it would break the
+stream of all other sessions. The dialling end is a `MultiplexedStream`, which reconnects; the serving end calls
 `serve`. Neither ever waits for its peer: a queue that overflows means a peer that does not read, and breaks the stream,
 never the process.
 """
@@ -41,7 +42,11 @@ Frame_contra = TypeVar("Frame_contra", contravariant=True)
 CAPACITY = 65_536
 """Items that a send queue holds: some seconds of a full stream. A peer further behind is not reading."""
 FRAME_BYTES = MAX_MESSAGE_BYTES // 2
-"""Largest frame of several items; a single item may be larger, up to what gRPC lets through."""
+"""Largest frame of several items; a single item may be larger, up to MAX_ITEM_BYTES."""
+MAX_ITEM_BYTES = MAX_MESSAGE_BYTES - 64
+"""Largest item: what gRPC lets through, without the item's tag and length in its frame."""
+TOO_LARGE = "MESSAGE_TOO_LARGE"
+"""Reason of an INVALID_ARGUMENT: an item is larger than any frame."""
 
 
 @dataclass(slots=True)
@@ -76,9 +81,16 @@ class SendQueue(Generic[Item]):
         return len(self._items)
 
     def put(self, item: Item) -> None:
-        """Raises ResourceExhausted when the peer is `capacity` items behind; Unavailable when the stream is over."""
+        """Raises ResourceExhausted when the peer is `capacity` items behind; Unavailable when the stream is over;
+        InvalidArgument for an item that no frame can hold, which concerns this item alone."""
         if self._closed:
             raise Unavailable("the stream is closed; open the session again.")
+        if (size := item.ByteSize()) > MAX_ITEM_BYTES:
+            raise InvalidArgument(
+                f"the session takes a message of {size} bytes and {MAX_ITEM_BYTES} can be sent; send a shorter prompt "
+                "or prediction.",
+                reason=TOO_LARGE,
+            )
         if len(self._items) >= self._capacity:
             self._overflown.set()
             raise _slow_peer()
@@ -179,7 +191,8 @@ class MultiplexedStream(Generic[Item, Request, Response]):
         return self._queue is not None
 
     def send(self, item: Item) -> None:
-        """Queue an item. Raises Unavailable while there is no stream, ResourceExhausted when the peer is stuck."""
+        """Queue an item. Raises Unavailable while there is no stream, ResourceExhausted when the peer is stuck, and
+        InvalidArgument for an item that no frame can hold."""
         if self._queue is None:
             raise Unavailable("the peer is not connected; try again.")
         self._queue.put(item)

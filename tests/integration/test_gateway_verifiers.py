@@ -17,10 +17,12 @@ from slipstream.errors import (
     STEP_FAILED,
     FailedPrecondition,
     Internal,
+    InvalidArgument,
     NotFound,
     ResourceExhausted,
     Unavailable,
 )
+from slipstream.rpc import multiplexed_stream
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.calls import begun, read_on
@@ -57,6 +59,61 @@ async def test_a_verifier_that_comes_back_gets_its_sessions_again(setting: Setti
                 await stack.enter_async_context(served(reborn, front.addresses[0]))
     assert answer.tokens == reborn.script[:40]
     assert answer.finished.statistics.rehomed == 1
+
+
+async def test_streams_that_break_in_the_middle_of_a_text_use_up_none_of_its_rehomings(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(limit=4), rehomings=1)
+    (verifier,), (script,) = front.gateway.router.verifiers, front.verifiers
+    answer, breaks = Answer(), 0
+    async for event in front.call():
+        answer.add(event)
+        if event.HasField("delta") and script.limit is not None and len(answer.tokens) >= script.limit:
+            breaks += 1
+            script.limit = script.limit + 4 if breaks < 5 else None
+            verifier._link.drop()
+    assert answer.tokens == script.script[:40]
+    assert answer.finished.statistics.rehomed == breaks == 5
+
+
+async def test_a_session_that_breaks_every_stream_before_its_first_round_ends(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(frozen=True), rehomings=2)
+    (verifier,), (script,) = front.gateway.router.verifiers, front.verifiers
+    call = asyncio.create_task(front.generate())
+    for opens in (1, 2, 3):
+        await script.until(lambda opens=opens: len(script.opens()) == opens)
+        verifier._link.drop()
+    with pytest.raises(Unavailable) as caught:
+        await call
+    assert caught.value.reason == "STREAM_LOST" and len(script.opens()) == 3
+
+
+async def test_one_loss_is_divided_among_the_sessions_that_may_have_caused_it(setting: Setting) -> None:
+    front = await setting.front(setting.verifier(frozen=True), rehomings=1)
+    (verifier,), (script,) = front.gateway.router.verifiers, front.verifiers
+    calls = [asyncio.create_task(front.generate()) for _ in range(4)]
+    for opens in (4, 8, 12):
+        await script.until(lambda opens=opens: len(script.opens()) == opens)
+        verifier._link.drop()
+    await script.until(lambda: len(script.opens()) == 16)
+    script.frozen = False
+    for answer in await asyncio.gather(*calls):
+        assert answer.tokens == script.script[:40]
+
+
+async def test_a_session_too_large_for_the_stream_ends_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = await setting.front(setting.verifier(limit=9))
+    (verifier,), (script,) = front.gateway.router.verifiers, front.verifiers
+    neighbour = asyncio.create_task(front.generate())
+    await script.until(lambda: bool(script.opens()))
+    monkeypatch.setattr(multiplexed_stream, "MAX_ITEM_BYTES", 150)  # as if prompts were long, and were not checked
+    for _ in range(3):
+        with pytest.raises(InvalidArgument) as caught:
+            await front.generate(prompt="x" * 160)
+        assert caught.value.reason == multiplexed_stream.TOO_LARGE
+    assert len(verifier._sessions) == 1, "only the neighbour's is left"
+    script.limit = None
+    answer = await neighbour
+    assert answer.tokens == script.script[:40] and answer.finished.statistics.rehomed == 0
 
 
 async def test_a_session_whose_last_token_came_needs_no_verifier_to_end(setting: Setting) -> None:

@@ -9,12 +9,17 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
+from gateway.api.openai import responses
+from gateway.api.openai.responses import StoredLimits, StoredResponse, unpack_stored
+from gateway.requests.chat import MAX_MESSAGES
 from gateway.store.memory import MemoryBackend, MemoryStore
+from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import verifier_pb2
 from tests.front import Setting
 from tests.web import CHAT_TEMPLATE, Web, check_speculation, events_of, web, web_of
@@ -280,16 +285,62 @@ HOSTILE: list[Any] = [
 ]
 
 
-async def test_what_clients_of_grpc_wrote_beside_a_session_is_no_servers_fault(pair: Pair) -> None:
+LIMITS = StoredLimits.of(1_000)
+
+
+def stored(wrong: Any) -> bytes:
+    good = {"created_at": 1, "format": "none", "metadata": {}, "messages": []}
+    return wrong if isinstance(wrong, bytes) else zlib.compress(json.dumps(good | wrong).encode())
+
+
+async def test_what_a_client_of_grpc_wrote_beside_a_session_is_no_response(pair: Pair) -> None:
+    """Not even where it is what a gateway would have written."""
     first, _ = await pair.start("Hello")
-    for wrong in HOSTILE:
-        good = {"created_at": 1, "format": "none", "metadata": {}, "messages": []}
-        annotation = wrong if isinstance(wrong, bytes) else zlib.compress(json.dumps(good | wrong).encode())
+    for annotation in map(stored, [{}, *HOSTILE]):
         session = await first.front.generate(annotation=annotation, max_tokens=3)
         name = f"resp_{session.started.session_id}"
         more = await first.post("/v1/responses", {"input": "More", "previous_response_id": name})
         read = await first.client.get(f"/v1/responses/{name}")
-        assert more.status_code < 500 and read.status_code < 500, wrong
+        assert more.status_code == read.status_code == 404
+        assert (await first.front.record(session.started.session_id)).annotation == annotation
+
+
+@pytest.mark.parametrize("wrong", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_kept_response_that_is_wrong_is_not_found(wrong: Any) -> None:
+    try:
+        unpack_stored(stored(wrong), LIMITS)
+    except NotFound as error:
+        assert error.reason == "NO_RESPONSE"
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"messages": [{"role": "x" * (LIMITS.size + 1)}]},
+        {"messages": [{"role": [1] * LIMITS.values}]},
+        {"messages": [{}] * LIMITS.values},
+        zlib.compress(b" " * (1 << 24) + b"{}"),
+    ],
+    ids=["bytes", "values", "objects", "spaces"],
+)
+def test_what_inflates_to_more_than_a_conversation_is_never_parsed(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(responses, "_READER", SimpleNamespace(validate_json=parsed.append))
+    with pytest.raises(NotFound):
+        unpack_stored(stored(large), LIMITS)
+    assert not parsed
+
+
+def test_no_conversation_is_kept_that_could_not_be_read_again() -> None:
+    largest = StoredResponse(1, "none", {}, [{"role": "user", "content": "," * 1_000}] * MAX_MESSAGES)
+    for messages, fits in (([{"role": "user", "content": '"' * 1_000}], True), (largest.messages, False)):
+        kept = StoredResponse(1, "none", {}, messages)
+        if fits:
+            assert unpack_stored(kept.pack(LIMITS), LIMITS) == kept
+        else:
+            with pytest.raises(InvalidArgument) as refused:
+                kept.pack(LIMITS)
+            assert refused.value.reason == "CONVERSATION_TOO_LONG"
 
 
 async def test_a_long_conversation_is_kept_in_little_more_than_its_tokens(pair: Pair) -> None:

@@ -7,13 +7,12 @@ longer than the wait policy allows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from dataclasses import dataclass, field
 
 import grpc
 
-from slipstream.errors import DeadlineExceeded, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.multiplexed_stream import MultiplexedStream
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
@@ -156,7 +155,8 @@ class DrafterLink:
         self._liveness.restarted()
         for session, attachment in list(self._by_session.items()):
             self._open(session, attachment.name)
-            self._by_session[session].report_working()
+            if (opened := self._by_session.get(session)) is not None:
+                opened.report_working()
 
     def lost(self, error: SlipstreamError) -> None:
         self._liveness.restarted()
@@ -310,12 +310,15 @@ class DrafterLink:
             attachment.allowance.earn(nodes, with_distributions=attachment.session.sampling.drawn)
             self._allowance.earn(2 * nodes, 1 + len(self._by_session))
         number, epoch = attachment.number, attachment.session.epoch
-        with contextlib.suppress(ResourceExhausted):  # it does not read: the stream is closed and opened again
-            self._link.send(
-                drafter_pb2.DraftCommand(
-                    session=number, epoch=epoch, open=open, commit=commit, policy=policy, close=close
-                )
-            )
+        command = drafter_pb2.DraftCommand(
+            session=number, epoch=epoch, open=open, commit=commit, policy=policy, close=close
+        )
+        try:
+            self._link.send(command)
+        except ResourceExhausted:  # it does not read: the stream is closed and opened again
+            pass
+        except InvalidArgument as error:  # the session is too large for any link; others' commands go on
+            self.quarantine(attachment.session, error)
 
     def _open_request(self, session: Session) -> drafter_pb2.DraftOpen:
         return drafter_pb2.DraftOpen(

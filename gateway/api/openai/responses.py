@@ -31,6 +31,7 @@ from gateway.api.openai.response_fields import InputItem, ResponseRequest, messa
 from gateway.api.openai.usage import accepted_and_rejected, speculation_metrics
 from gateway.request_context import RequestContext
 from gateway.requests.chat import MAX_MESSAGES
+from gateway.requests.validation import check_annotation
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
 from gateway.text.tool_calls import forced_call, new_reader
@@ -61,10 +62,13 @@ def routes(parts: HttpDependencies) -> APIRouter:
         prompt = await parts.tokenizer.encode_chat([*asked.system_data(), *messages], tools)
         wanted = asked.to_generate(prompt, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
         stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
+        kept = b""
         if asked.store is not False:
-            wanted.annotation = await asyncio.to_thread(stored.pack)
+            kept = await asyncio.to_thread(stored.pack, StoredLimits.of(parts.config.max_prompt_bytes))
+            check_annotation(kept, len(prompt))
 
-        generate, idle_s = partial(parts.sessions.generate, wanted, context), parts.config.http_idle_s
+        generate = partial(parts.sessions.generate, wanted, context, response=kept)
+        idle_s = parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
         return answer_of_events(_events(stored), generate, context, idle_s, stream=bool(asked.stream))
@@ -97,8 +101,8 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
 async def _stored(parts: HttpDependencies, name: str) -> tuple[gateway_pb2.GetSessionResponse, StoredResponse]:
     """A response's session and what it keeps. Raises NotFound for one that is not stored, and another tenant's."""
-    session = await parts.sessions.describe(name.removeprefix(PREFIX))
-    return session, await asyncio.to_thread(unpack_stored, session.annotation)
+    session, kept = await parts.sessions.describe_response(name.removeprefix(PREFIX))
+    return session, await asyncio.to_thread(unpack_stored, kept, StoredLimits.of(parts.config.max_prompt_bytes))
 
 
 async def _conversation(parts: HttpDependencies, name: str) -> list[dict[str, Any]]:
@@ -200,14 +204,29 @@ def _usage(started: gateway_pb2.Started, finished: gateway_pb2.Finished) -> dict
     }
 
 
-MOST_STORED_BYTES = 1 << 24
-"""Most bytes of the JSON: annotations are read that clients of gRPC may have written."""
+@dataclass(frozen=True, slots=True)
+class StoredLimits:
+    """The size of what a response keeps, as JSON before it is compressed: 16 kB can be a thousand times as much."""
+
+    size: int
+    """Most bytes."""
+    values: int
+    """Most commas and brackets: a value that is parsed takes many times the bytes that it has in JSON."""
+
+    @classmethod
+    def of(cls, prompt_bytes: int) -> StoredLimits:
+        """For conversations whose text has at most so many bytes: it may be quotes and commas only, and each of
+        MAX_MESSAGES may be a call."""
+        return cls(2 * prompt_bytes + 128 * MAX_MESSAGES, prompt_bytes + 16 * MAX_MESSAGES)
+
+    def hold(self, written: bytes) -> bool:
+        return len(written) <= self.size and sum(map(written.count, (b",", b"[", b"{"))) <= self.values
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """What a response leaves for requests that come later, in the annotation of its session: any gateway of the store
-    reads it, for the session's own tenant, until the record expires."""
+    """What a response leaves for requests that come later, in the record of its session, where no client can write it:
+    any gateway of the store reads it, for the session's own tenant, until the record expires."""
 
     created_at: int
     """Unix seconds."""
@@ -218,12 +237,13 @@ class StoredResponse:
     """The conversation up to the output, as chat templates read it, without instructions."""
     previous_response_id: str | None = None
 
-    def pack(self) -> bytes:
-        """Compressed JSON. Raises InvalidArgument for a conversation above MOST_STORED_BYTES."""
+    def pack(self, limits: StoredLimits) -> bytes:
+        """Compressed JSON. Raises InvalidArgument for a conversation above the limits."""
         written = json.dumps(asdict(self), ensure_ascii=False).encode()
-        if len(written) > MOST_STORED_BYTES:
+        if not limits.hold(written):
             raise InvalidArgument(
-                f"The conversation is above {MOST_STORED_BYTES} bytes; begin another one, or send store: false.",
+                f"The conversation is above {limits.size} bytes or {limits.values} commas and brackets; begin another "
+                "one, or send store: false.",
                 reason="CONVERSATION_TOO_LONG",
             )
         return zlib.compress(written)
@@ -232,10 +252,13 @@ class StoredResponse:
 _READER = TypeAdapter(StoredResponse)
 
 
-def unpack_stored(annotation: bytes) -> StoredResponse:
-    """Raises NotFound for the annotation of a session that is no response."""
+def unpack_stored(kept: bytes, limits: StoredLimits) -> StoredResponse:
+    """Raises NotFound for a session that is no response, and for more than the limits before anything is parsed."""
     try:
-        stored = _READER.validate_json(zlib.decompressobj().decompress(annotation, MOST_STORED_BYTES))
+        written = zlib.decompressobj().decompress(kept, limits.size + 1)
+        if not limits.hold(written):
+            raise ValueError("above the limits")
+        stored = _READER.validate_json(written)
         new_reader(stored.format)
     except (zlib.error, ValueError, KeyError):  # without what was read, which may be anybody's text
         raise NotFound("There is no such response.", reason="NO_RESPONSE") from None

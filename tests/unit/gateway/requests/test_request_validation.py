@@ -13,11 +13,13 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import models, processors
 
 from gateway.config import GatewayConfig
+from gateway.requests import validation
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.rpc.multiplexed_stream import TOO_LARGE
 from slipstream.v1 import gateway_pb2, types_pb2
 
 CONFIG = GatewayConfig(verifiers=("x:1",), tokenizer="x", max_tokens_default=16, max_draft_tokens=6)
@@ -172,3 +174,23 @@ async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:
     with pytest.raises(PermissionDenied) as caught:
         await resolve(request(priority=-1))
     assert caught.value.reason == "PRIORITY"
+
+
+async def test_a_session_that_could_outgrow_a_message_is_refused_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All its tokens count: prompt, the most output, and prediction."""
+    monkeypatch.setattr(validation, "MAX_ITEM_BYTES", validation.MOST_OTHER_BYTES + 40)
+    prediction = gateway_pb2.Prediction(token_ids=gateway_pb2.TokenIds(token_ids=[1] * 20))
+    assert (await resolve(request(max_tokens=17, prediction=prediction))).max_length == 20
+    for larger in (request(max_tokens=18, prediction=prediction), request(max_tokens=38)):
+        with pytest.raises(InvalidArgument) as refused:
+            await resolve(larger)
+        assert refused.value.reason == TOO_LARGE
+
+
+@pytest.mark.parametrize("size", [2, 128, 129, 16_384, 16_385, 262_144])
+def test_no_id_of_a_vocabulary_takes_more_bytes_than_are_counted(size: int) -> None:
+    one = types_pb2.Prefix(token_ids=[size - 1])
+    many = types_pb2.Prefix(token_ids=[size - 1] * 2)
+    assert many.ByteSize() - one.ByteSize() == validation._token_bytes(size)

@@ -95,7 +95,7 @@ async def test_rounds_before_an_end_are_heard_and_the_end_stays() -> None:
     session, _ = opened()
     session.receive_round(done(3, 10))
     session.receive_end(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
-    session.end(stream_lost(Unavailable("later")))
+    session.end(stream_lost(Unavailable("later"), 1.0))
     first, second = await session.take_received(), await session.take_received()
     assert len(first.rounds) == 1
     assert first.end == second.end == SessionEnded(verifier_pb2.FINISH_REASON_STOP)
@@ -181,6 +181,16 @@ def test_talking_to_a_verifier_that_is_gone_is_harmless_but_opening_is_not() -> 
         VerifierSession(8, wire.send, 100).open(verifier_pb2.DecodeOpen())
 
 
+def test_only_a_session_without_a_round_may_have_broken_its_stream() -> None:
+    session, _ = opened()
+    assert session.suspect
+    session.receive_round(done(3, 10))
+    assert not session.suspect
+    ended, _ = opened()
+    ended.end(SessionEnded(verifier_pb2.FINISH_REASON_CANCELLED))
+    assert not ended.suspect, "nothing of it was lost"
+
+
 def test_a_broken_stream_is_always_worth_another_try() -> None:
     for error in (Internal("listener"), ResourceExhausted("slow"), Unavailable("gone")):
-        assert isinstance(stream_lost(error).error, Unavailable)
+        assert isinstance(stream_lost(error, 1.0).error, Unavailable)

@@ -12,10 +12,12 @@ import pytest
 
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.rpc import multiplexed_stream
-from slipstream.rpc.channel import channel
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, channel
 from slipstream.rpc.multiplexed_stream import (
     CAPACITY,
     FRAME_BYTES,
+    MAX_ITEM_BYTES,
+    TOO_LARGE,
     ByteCounter,
     MultiplexedStream,
     SendQueue,
@@ -75,6 +77,28 @@ async def test_an_outbox_overflows_instead_of_growing() -> None:
     assert len(outbox) == 2
     with pytest.raises(ResourceExhausted):
         await guard
+
+
+def of_size(size: int) -> Command:
+    """A command of exactly so many bytes: one byte for each token, 17 for all else."""
+    made = Command(session=9, open=drafter_pb2.DraftOpen(prefix=types_pb2.Prefix(token_ids=[1] * (size - 17))))
+    assert made.ByteSize() == size
+    return made
+
+
+async def test_an_item_that_no_frame_can_hold_is_refused_alone() -> None:
+    outbox = SendQueue[Command]()
+    outbox.put(command(1))
+    with pytest.raises(InvalidArgument) as refused:
+        outbox.put(of_size(MAX_ITEM_BYTES + 1))
+    assert refused.value.reason == TOO_LARGE
+    outbox.put(of_size(MAX_ITEM_BYTES))
+    assert [item.session for item in await outbox.take()] == [1, 9]
+
+
+def test_a_frame_of_the_largest_item_passes_grpc() -> None:
+    (batch,) = split_frames([of_size(MAX_ITEM_BYTES)])
+    assert pack(batch).ByteSize() <= MAX_MESSAGE_BYTES
 
 
 async def test_a_closed_outbox_gives_the_rest_and_then_nothing() -> None:
