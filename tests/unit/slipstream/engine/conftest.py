@@ -1,4 +1,4 @@
-"""Tests of engines keep nothing between them."""
+"""What tests of the engine share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import compile_kernels
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels as their source is now."""
+    return compile_kernels(tmp_path_factory.mktemp("kernels"))
+
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trial that passed in one test says nothing of the next one's, whose engine may be another."""
+    """A trial that passed in one test is not taken for the next one's, whose engine may be another."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
