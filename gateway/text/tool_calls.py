@@ -8,7 +8,7 @@ how the text was cut. A call that is no valid JSON is returned as the text that 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,11 +42,21 @@ Part = str | ToolCall
 
 
 class AnswerReader(Protocol):
+    """Reads each character a bounded number of times, whatever is held back: a text that never closes a call is as long
+    as its client wants."""
+
     def push(self, text: str) -> list[Part]:
         """Read on; returns what is certain now."""
 
     def finish(self) -> list[Part]:
         """The rest, once no more text can follow."""
+
+    def silent(self, text: str, at: int) -> int:
+        """Characters from an index on for each of which `push` would return nothing; 0 where it may return something,
+        or that is not known."""
+
+    def certain(self, text: str, at: int) -> int:
+        """Characters from an index on each of which `push` would return as it is, alone; 0 where that is not known."""
 
 
 class PlainReader:
@@ -58,6 +68,12 @@ class PlainReader:
     def finish(self) -> list[Part]:
         return []
 
+    def silent(self, text: str, at: int) -> int:
+        return 0
+
+    def certain(self, text: str, at: int) -> int:
+        return len(text) - at
+
 
 class HermesReader:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere in the text, any number of times: Hermes,
@@ -65,73 +81,127 @@ class HermesReader:
 
     def __init__(self) -> None:
         self._held = ""
+        """The beginning of BEGIN, perhaps."""
+        self._space: list[str] = []
+        """Space that came since a call: nothing, unless text follows."""
         self._called = False
         """Whether nothing but space came since a call."""
+        self._call: list[str] | None = None
+        """Pieces of the call that is open."""
+        self._tail = ""
+        """Its last characters, which may be the beginning of END."""
 
     def push(self, text: str) -> list[Part]:
-        self._held += text
-        return list(self._complete())
+        parts: list[Part] = []
+        if self._call is None:
+            text, self._held = self._held + text, ""
+        at = 0
+        while at < len(text):
+            at = self._read_text(text, at, parts) if self._call is None else self._read_call(text, at, parts)
+        return parts
 
     def finish(self) -> list[Part]:
-        held, self._held = self._held, ""
-        if held.startswith(BEGIN):  # the end of the text may stand for the end of the call
-            call = _call(held.removeprefix(BEGIN))
-            return [call] if call else [held]
-        return [] if self._is_space(held) else [held]
+        parts: list[Part] = []
+        if self._call is not None:  # the end of the text may stand for the end of the call
+            written = "".join(self._call)
+            parts.append(_call(written) or BEGIN + written)
+        else:
+            self._add_text(self._held, parts)
+        self._held, self._space, self._call = "", [], None
+        return parts
 
-    def _complete(self) -> Iterator[Part]:
-        while self._held:
-            begin = self._held.find(BEGIN)
-            if begin != 0:
-                text = self._held[:begin] if begin > 0 else self._held[: _certain(self._held, BEGIN)]
-                if not text or (begin < 0 and self._is_space(text)):
-                    return
-                self._held = self._held[len(text) :]
-                if not self._is_space(text):
-                    self._called = False
-                    yield text
-                continue
-            end = self._held.find(END)
-            if end < 0:
-                return
-            written, self._held = self._held[: end + len(END)], self._held[end + len(END) :]
-            call = _call(written[len(BEGIN) : -len(END)])
-            self._called = call is not None
-            yield call or written
+    def silent(self, text: str, at: int) -> int:
+        if self._call is None:
+            return 0
+        stop = self._end_of_call(text, at)
+        return len(text) - at if stop < 0 else stop - 1 - at
 
-    def _is_space(self, text: str) -> bool:
-        """Return True for the space between calls, and behind the last one."""
-        return not text or (self._called and not text.strip())
+    def certain(self, text: str, at: int) -> int:
+        if self._held or self._called or self._call is not None:
+            return 0
+        mark = text.find(BEGIN[0], at)
+        return (len(text) if mark < 0 else mark) - at
+
+    def _read_text(self, text: str, at: int, parts: list[Part]) -> int:
+        """Read from an index to the next call; returns the index behind what was read."""
+        begin = text.find(BEGIN, at)
+        if begin < 0:
+            certain = max(at, _certain(text, BEGIN))
+            self._held = text[certain:]
+            self._add_text(text[at:certain], parts)
+            return len(text)
+        self._add_text(text[at:begin], parts)
+        self._space, self._call, self._tail = [], [], ""
+        return begin + len(BEGIN)
+
+    def _read_call(self, text: str, at: int, parts: list[Part]) -> int:
+        """As `_read_text`, to the end of the open call."""
+        assert self._call is not None
+        stop = self._end_of_call(text, at)
+        if stop < 0:
+            rest = text[at:]
+            self._call.append(rest)
+            self._tail = (self._tail + rest[-len(END) :])[1 - len(END) :]
+            return len(text)
+        self._call.append(text[at:stop])
+        written, self._call = "".join(self._call), None
+        call = _call(written[: -len(END)])
+        self._called = call is not None
+        parts.append(call or BEGIN + written)
+        return stop
+
+    def _end_of_call(self, text: str, at: int) -> int:
+        """The index behind END, which may have begun before the text; -1 where the call goes on."""
+        across = (self._tail + text[at : at + len(END) - 1]).find(END)
+        if across >= 0:
+            return at + across + len(END) - len(self._tail)
+        end = text.find(END, at)
+        return end + len(END) if end >= 0 else -1
+
+    def _add_text(self, text: str, parts: list[Part]) -> None:
+        """Space between calls, and behind the last one, is none of the text."""
+        if not text:
+            return
+        if self._called and not text.strip():
+            self._space.append(text)
+            return
+        parts.append("".join([*self._space, text]))
+        self._space, self._called = [], False
 
 
 class WholeReader:
     """An answer that is either text or calls, as its first character says: it is read at its end."""
 
     def __init__(self, begins: str, parse: Callable[[str], list[ToolCall]]) -> None:
+        """`begins`: the first character of calls."""
         self._begins = begins
         self._parse = parse
-        self._held = ""
-        self._plain = False
+        self._held: list[str] = []
+        self._began = self._plain = False
 
     def push(self, text: str) -> list[Part]:
-        self._held += text
-        found = self._held.lstrip()
-        if not self._plain and not self._could_be_calls(found):
-            self._plain = True
-        if not self._plain or not self._held:
+        if self._plain:
+            return [text] if text else []
+        self._held.append(text)
+        if not self._began and (found := text.lstrip()):
+            self._began, self._plain = True, not found.startswith(self._begins)
+        if not self._plain:
             return []
-        held, self._held = self._held, ""
+        held, self._held = "".join(self._held), []
         return [held]
 
     def finish(self) -> list[Part]:
-        held, self._held = self._held, ""
+        held, self._held = "".join(self._held), []
         calls = [] if self._plain else self._parse(held.strip())
         if calls:
             return list(calls)
         return [held] if held else []
 
-    def _could_be_calls(self, found: str) -> bool:
-        return not found or found.startswith(self._begins)
+    def silent(self, text: str, at: int) -> int:
+        return len(text) - at if self._began and not self._plain else 0
+
+    def certain(self, text: str, at: int) -> int:
+        return len(text) - at if self._plain else 0
 
 
 def _llama_calls(text: str) -> list[ToolCall]:

@@ -58,6 +58,8 @@ class MessageEvents:
         self._started = gateway_pb2.Started()
         self._message: dict[str, Any] = {}
         self._content: list[dict[str, Any]] = []
+        self._text: list[str] = []
+        """Pieces of the block of text that is open."""
         self._text_open = False
 
     def whole(self) -> dict[str, Any]:
@@ -88,7 +90,7 @@ class MessageEvents:
         if isinstance(part, str):
             made = [] if self._text_open else self._open({"type": "text", "text": ""})
             self._text_open = True
-            self._content[-1]["text"] += part
+            self._text.append(part)
             return [*made, self._delta({"type": "text_delta", "text": part})]
         closed = self._close_text()
         made = self._open(_tool_use(part, self._started, len(self._content)))
@@ -106,6 +108,7 @@ class MessageEvents:
     def _close_text(self) -> list[dict[str, Any]]:
         if not self._text_open:
             return []
+        self._content[-1]["text"], self._text = "".join(self._text), []
         self._text_open = False
         return [self._stop()]
 

@@ -1,7 +1,8 @@
 """The events of a response, numbered alike on every gateway and however rounds cut the text.
 
 An event's number is `FIRST + STEP * characters + index`: the characters of text that were read before it, and its index
-among the events that they cause. A reader of tool calls is therefore given one character at a time.
+among the events that they cause. A reader of tool calls is therefore given one character at a time, or a run of which
+each character would cause nothing, or be text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gateway.sessions.output_stream import Event
-from gateway.text.tool_calls import NONE, ToolCall, new_reader
+from gateway.text.tool_calls import ToolCall, new_reader
 from slipstream.v1 import gateway_pb2
 
 FIRST = 2
@@ -26,15 +27,15 @@ class ResponseEvents:
     def __init__(self, format: str, record: Record, after: int = -1) -> None:
         """`format`: of tool calls in the text. `after`: the number up to which the client has the events."""
         self._reader = new_reader(format)
-        self._plain = format == NONE
         self._record = record
         self._after = after
         self._started = gateway_pb2.Started()
         self._at = self._index = 0
         self._output: list[dict[str, Any]] = []
-        self._text: str | None = None
-        """The text of the message that is open."""
-        self._fresh, self._fresh_number = "", 0
+        self._text: list[str] | None = None
+        """Pieces of the text of the message that is open."""
+        self._fresh: list[str] = []
+        self._fresh_number = 0
         """Text that is not sent yet, and the number that its event has."""
         self._made: list[dict[str, Any]] = []
         self._response: dict[str, Any] = {}
@@ -59,15 +60,16 @@ class ResponseEvents:
         return made
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """A message that is opened has events of its own: the first character comes alone."""
-        if not self._plain:
-            yield from text
-        elif self._text is None and text:
-            yield text[0]
-            if text[1:]:
-                yield text[1:]
-        elif text:
-            yield text
+        """The text in runs, whose events are those of its single characters. A message that is opened has events of its
+        own: its first character comes alone."""
+        at = 0
+        while at < len(text):
+            run = self._reader.silent(text, at)
+            if not run and self._text is not None:
+                run = self._reader.certain(text, at)
+            run = run or 1
+            yield text[at : at + run]
+            at += run
 
     def _start(self, started: gateway_pb2.Started) -> None:
         self._started = started
@@ -110,18 +112,18 @@ class ResponseEvents:
         if self._text is None:
             self._open_message()
         assert self._text is not None
-        self._text += part
+        self._text.append(part)
         number = self._number()
         if number > self._after:
             had = (self._after - FIRST) // STEP - (self._at - characters) if characters > 1 else 0
-            self._fresh += part[max(0, had) :]
+            self._fresh.append(part[max(0, had) :])
             self._fresh_number = number
 
     def _send_text(self) -> None:
-        if self._fresh:
+        if fresh := "".join(self._fresh):
             made = {"type": "response.output_text.delta", "sequence_number": self._fresh_number}
-            self._made.append(made | self._place | {"delta": self._fresh, "logprobs": []})
-            self._fresh = ""
+            self._made.append(made | self._place | {"delta": fresh, "logprobs": []})
+        self._fresh = []
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class ResponseEvents:
         return {"type": "message", "id": self._item_id, "status": status, "role": "assistant", "content": content}
 
     def _open_message(self) -> None:
-        self._text = ""
+        self._text = []
         item = self._message("in_progress", [])
         self._emit("response.output_item.added", output_index=len(self._output), item=item)
         self._emit("response.content_part.added", **self._place, part=_part(""))
@@ -143,9 +145,10 @@ class ResponseEvents:
     def _close_message(self) -> None:
         if self._text is None:
             return
-        self._emit("response.output_text.done", **self._place, text=self._text, logprobs=[])
-        self._emit("response.content_part.done", **self._place, part=_part(self._text))
-        item = self._message("completed", [_part(self._text)])
+        text = "".join(self._text)
+        self._emit("response.output_text.done", **self._place, text=text, logprobs=[])
+        self._emit("response.content_part.done", **self._place, part=_part(text))
+        item = self._message("completed", [_part(text)])
         self._emit("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._text = None

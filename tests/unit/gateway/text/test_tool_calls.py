@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any, SupportsIndex
 
 import pytest
 from hypothesis import given
@@ -113,3 +114,76 @@ def test_the_format_is_read_off_the_template() -> None:
             format_of(template, "auto")
     with pytest.raises(FailedPrecondition, match="takes no tools"):
         format_of("<tool_call>", "hermes")
+
+
+class Scanned(str):
+    """A text that counts the characters which are copied or compared, in itself and in what is made of it."""
+
+    work = 0
+
+    def __add__(self, other: str) -> Scanned:
+        Scanned.work += len(self) + len(other)
+        return Scanned(str(self) + str(other))
+
+    def __radd__(self, other: str) -> Scanned:
+        Scanned.work += len(self) + len(other)
+        return Scanned(str(other) + str(self))
+
+    def __getitem__(self, at: SupportsIndex | slice) -> Scanned:
+        part = Scanned(super().__getitem__(at))
+        Scanned.work += len(part)
+        return part
+
+    def find(self, mark: str, start: Any = 0, end: Any = None) -> int:
+        found = super().find(mark, start, end)
+        Scanned.work += (found if found >= 0 else len(self)) - start + len(mark)
+        return found
+
+    def strip(self, characters: str | None = None) -> Scanned:
+        Scanned.work += len(self)
+        return Scanned(super().strip(characters))
+
+    def lstrip(self, characters: str | None = None) -> Scanned:
+        Scanned.work += len(self)
+        return Scanned(super().lstrip(characters))
+
+
+LONG = 4000
+ENDLESS = {
+    "an unclosed call": (HERMES, "<tool_call>" + "x" * LONG),
+    "marks that end no call": (HERMES, "<tool_call>" + "</tool_call" * (LONG // 11)),
+    "space behind a call": (HERMES, f"<tool_call>{CALL}</tool_call>" + " " * LONG),
+    "marks that begin no call": (HERMES, "<tool_call" * (LONG // 10)),
+    "many calls": (HERMES, "<tool_call></tool_call>" * (LONG // 23)),
+    "an open object": (LLAMA, "{" + "x" * LONG),
+    "space": (LLAMA, " " * LONG),
+    "an open list": (MISTRAL, "[" + "x" * LONG),
+}
+
+
+@pytest.mark.parametrize("size", [1, 7, LONG], ids=["characters", "pieces", "whole"])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_each_character_is_read_a_bounded_number_of_times(name: str, size: int) -> None:
+    format, text = ENDLESS[name]
+    pieces = [Scanned(text[at : at + size]) for at in range(0, len(text), size)]
+    reader = new_reader(format)
+    Scanned.work = 0
+    for piece in pieces:
+        reader.push(piece)
+    reader.finish()
+    assert Scanned.work < 100 * len(text)
+
+
+@given(st.lists(st.sampled_from([CALL, "<tool_call>", "</tool_call>", "[", "{", " ", "x", "<"])), st.data())
+def test_runs_return_what_their_characters_would(words: list[str], data: st.DataObject) -> None:
+    text = "".join(words)
+    for format in (HERMES, LLAMA, MISTRAL):
+        known = data.draw(st.integers(0, len(text)))
+        reader, single = new_reader(format), new_reader(format)
+        for one in text[:known]:
+            assert reader.push(one) == single.push(one)
+        silent, certain = reader.silent(text, known), reader.certain(text, known)
+        returned = [single.push(one) for one in text[known:]]
+        assert not any(returned[:silent])
+        assert returned[:certain] == [[one] for one in text[known : known + certain]]
+        assert not (silent and certain)
