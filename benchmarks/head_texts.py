@@ -3,8 +3,8 @@
     python -m benchmarks.head_texts prompts.jsonl --target TARGET --head HEAD --each 6
 
 Lines have `turns` (the first one is asked) and perhaps `category`, as Spec-Bench's do, or `messages` and `workload`.
-The target answers greedily by its engine; its answers and hidden states stay in `--out`, so that another head of the same
-layers is measured on the same texts in seconds. Nothing is timed: acceptance does not hang on the machine.
+The target answers greedily by its engine; its answers and hidden states stay in `--out`, so that another head of the
+same layers is measured on the same texts in seconds. Nothing is timed: acceptance does not hang on the machine.
 """
 
 from __future__ import annotations
