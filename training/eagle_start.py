@@ -1,8 +1,8 @@
 """A start for EAGLE-3's layer in closed form, from which training goes on.
 
 The target's last state behind token t + 1 is to a good part linear in that behind token t and in the embedding of token
-t + 1: least squares over some thousand tokens predict the token after next as well as the first hundreds of steps of
-training do, in seconds. `fc` estimates the last state of token t from the layers' states; most heads attend to their
+t + 1: least squares over some thousand tokens found one in four of the tokens after next of SmolLM2-135M before a step of
+training. `fc` estimates the last state of token t from the layers' states; most heads attend to their
 own pair alone and carry the linear map, so that a pass turns one estimate into the next; the other heads and the
 feed-forward layer add nothing at first.
 """
