@@ -18,7 +18,7 @@ from slipstream.engine.engine import HiddenStates
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.eagle import fuse
 from slipstream.proposers.eagle_checkpoint import default_layers, open_head, save_head
-from slipstream.proposers.eagle_head import EagleConfig
+from slipstream.proposers.eagle_head import EagleConfig, EagleHead
 from slipstream.proposers.head_file import FAMILIES, read_target
 from slipstream.proposers.parallel_drafting import RANKS
 from training.corpus import TrainingBatch
@@ -55,11 +55,16 @@ class Eagle:
         if not request.learn_output:
             self.module.lm_head.requires_grad_(False)
         self._known = target
-        self._output_rows = torch.full((vocabulary,), -1, device=target.device)
-        """[vocabulary] the row of each token in the output, or -1."""
-        self._output_rows[self.module.target_ids] = torch.arange(len(self.module.target_ids), device=target.device)
+        self.load(self.module)
         self.depth = self.passes = request.depth
         self.layout = "EAGLE-3 of speculators" if self.layers else "EAGLE-1"
+
+    def load(self, head: EagleHead) -> None:
+        """Takes another head of the same layers."""
+        self.module, ids = head, head.target_ids.to(self._known.device)
+        self._output_rows = torch.full((head.config.vocabulary,), -1, device=self._known.device)
+        """[vocabulary] the row of each token in the output, or -1."""
+        self._output_rows[ids] = torch.arange(len(ids), device=self._known.device)
 
     @torch.no_grad()
     def calibrate(self, batch: TrainingBatch, states: TargetStates) -> None:

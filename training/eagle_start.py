@@ -1,10 +1,10 @@
 """A start for EAGLE-3's layer in closed form, from which training goes on.
 
 The target's last state behind token t + 1 is to a good part linear in that behind token t and in the embedding of token
-t + 1: least squares over some thousand tokens predict the token after next as well as the first hundreds of steps of
-training do, in seconds. `fc` estimates the last state of token t from the layers' states; most heads attend to their
-own pair alone and carry the linear map, so that a pass turns one estimate into the next; the other heads and the
-feed-forward layer add nothing at first.
+t + 1: least squares over some thousand tokens find a quarter of the tokens after next of SmolLM2-135M before a step of
+training. `fc` estimates the last state of token t from the layers' states; most heads attend to their
+own pair alone and carry the linear map, so that a pass turns one estimate into the next; the other heads add nothing at
+first. The feed-forward layer keeps its random gates, and its last matrix is fitted to what the map leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from slipstream.engine.engine import HiddenStates
 from slipstream.proposers.eagle_head import EagleHead
 
-RIDGE = 0.02
+RIDGE = 0.01
 """Share of the inputs' mean square that is added to it, so that few texts do not decide what they hardly show."""
 SHARP = 2 / 3
 """Share of the heads that carry the linear map."""
@@ -56,9 +56,12 @@ def start_head(head: EagleHead, states: HiddenStates, embedded: Tensor) -> None:
         found = _least_squares(torch.cat(inputs), torch.cat(outputs))
         estimate = normed + torch.cat((following, normed), dim=-1) @ found.T
         following, wanted = following[:, 1:], wanted[:, 1:]
-    _carry(layer.self_attn, found, torch.cat(inputs))
-    layer.mlp.down_proj.weight.zero_()
-    module.norm.weight.fill_(float(estimate[:, :1].square().mean(-1).sqrt().mean()))
+    rows = torch.cat(inputs)
+    carried = _carry(layer.self_attn, found, rows)
+    states = rows[:, last.shape[-1] :] + rows @ carried.T
+    missing = torch.cat(outputs) - rows @ carried.T
+    states = states + _fit_feed_forward(layer, states, missing)
+    module.norm.weight.fill_(float(states.square().mean(-1).sqrt().mean()))
 
 
 def here_of(pairs: Tensor) -> Tensor:
@@ -66,9 +69,19 @@ def here_of(pairs: Tensor) -> Tensor:
     return torch.nn.functional.pad(pairs, (0, 1))
 
 
-def _carry(attention: Any, linear: Tensor, inputs: Tensor) -> None:
+def _fit_feed_forward(layer: Any, states: Tensor, missing: Tensor) -> Tensor:
+    """Adds what is `missing` to the states behind the attention, both [rows, width]: the gates are random, and what
+    they open is fitted. Returns what it adds."""
+    norm, mlp = layer.post_attention_layernorm, layer.mlp
+    norm.weight.copy_(1.0 / _rms(_unit(states)))
+    opened = torch.nn.functional.silu(mlp.gate_proj(norm(states))) * mlp.up_proj(norm(states))
+    mlp.down_proj.weight.copy_(_least_squares(opened, missing))
+    return mlp.down_proj(opened)  # type: ignore[no-any-return]
+
+
+def _carry(attention: Any, linear: Tensor, inputs: Tensor) -> Tensor:
     """Gives most heads the map [width, inputs] of their own pair, as nearly as their values' rank allows on inputs like
-    these, and nothing to the others."""
+    these, and nothing to the others. Returns the map that they carry."""
     size, heads = attention.size, attention.q_proj.out_features // attention.size
     kv_heads = attention.k_proj.out_features // size
     sharp, group = max(1, round(SHARP * kv_heads)), heads // kv_heads
@@ -87,6 +100,7 @@ def _carry(attention: Any, linear: Tensor, inputs: Tensor) -> None:
             attention.q_proj.weight[place] = attention.k_proj.weight[rows]
             part = directions[:, rows]
             attention.o_proj.weight[:, member * size : member * size + part.shape[1]] = part / group
+    return directions @ (directions.T @ linear)
 
 
 def _least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:

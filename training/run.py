@@ -30,7 +30,7 @@ from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer, 
 
 MAY_CHANGE = ("out", "checkpoint_minutes", "device", "steps", "minutes", "answer_minutes")
 """What a resumed run may have otherwise."""
-CALIBRATED_ROWS = 64
+CALIBRATED_ROWS = 128
 """Rows that give a fresh drafter its start."""
 KV_TOKENS = 8192
 """Least KV room of the target: a pass over texts, and some."""

@@ -65,6 +65,13 @@ class SampleMaker:
                    request.temperature, request.held_out, self._layers]  # fmt: skip
         return digest_of(repr([decides, [digest_of(f"{each.text}{each.prompt}{each.messages}") for each in texts]]))
 
+    def answer_all(self, prompts: Sequence[tuple[list[int], str]]) -> list[Sample]:
+        """A greedy answer to each of these prompts with its workload, in their order, whether it loops or not."""
+        key = digest_of(repr([self._request.target, self._request.dtype, self._request.answer_tokens, self._layers,
+                              prompts]))  # fmt: skip
+        self._store = AnswerStore(self._request.workplace, key, sum(self._widths))
+        return [_sample(each) for each in self._write(HELD_OUT, prompts, 0.0)]
+
     def batch(self, samples: Sequence[Sample]) -> tuple[TrainingBatch, TargetStates]:
         """The samples as rows, padded to the longest with tokens that are not learned, and the target's states: those
         that were kept when it wrote them, and of texts that were given in one pass over them together."""
