@@ -58,10 +58,10 @@ def start_head(head: EagleHead, states: HiddenStates, embedded: Tensor) -> None:
         following, wanted = following[:, 1:], wanted[:, 1:]
     rows = torch.cat(inputs)
     carried = _carry(layer.self_attn, found, rows)
-    states = rows[:, last.shape[-1] :] + rows @ carried.T
+    attended = rows[:, last.shape[-1] :] + rows @ carried.T
     missing = torch.cat(outputs) - rows @ carried.T
-    states = states + _fit_feed_forward(layer, states, missing)
-    module.norm.weight.fill_(float(states.square().mean(-1).sqrt().mean()))
+    reached = attended + _fit_feed_forward(layer, attended, missing)
+    module.norm.weight.fill_(float(reached.square().mean(-1).sqrt().mean()))
 
 
 def here_of(pairs: Tensor) -> Tensor:
@@ -100,7 +100,8 @@ def _carry(attention: Any, linear: Tensor, inputs: Tensor) -> Tensor:
             attention.q_proj.weight[place] = attention.k_proj.weight[rows]
             part = directions[:, rows]
             attention.o_proj.weight[:, member * size : member * size + part.shape[1]] = part / group
-    return directions @ (directions.T @ linear)
+    carried: Tensor = directions @ (directions.T @ linear)
+    return carried
 
 
 def _least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:

@@ -36,6 +36,16 @@ FLEET = Dashboard(
                 ),
                 "kernels and lean are fast paths; refused=1: one was tried at the start and left out.",
             ),
+            Panel(
+                "Verifiers by arithmetic",
+                (Query("count by (model, arithmetic) (slipstream_model_info)", "{{model}} {{arithmetic}}"),),
+                "Two names of one model: a rolling update, or verifiers whose CPUs differ.",
+            ),
+            Panel(
+                "Sessions that went on with another arithmetic",
+                (Query("sum(rate(slipstream_arithmetic_changes_total[5m]))", "sessions/s"),),
+                "By their clients' choice or GATEWAY_MIXED_ARITHMETIC: their texts are marked.",
+            ),
         ),
         (
             times("Step of the target", "slipstream_verifier_step_seconds", "Duration.", ""),

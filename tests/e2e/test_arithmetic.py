@@ -163,6 +163,38 @@ def check_marked(answer: Answer, own: list[list[int]]) -> None:
     assert any(answer.tokens[:moved] == text[:moved] for text in own)
 
 
+@dataclass
+class Load:
+    """Clients that send one request after the other."""
+
+    front: Any
+    prompts: list[str]
+    texts: list[tuple[str, list[int], str]] = field(default_factory=list)
+    """Prompt, tokens and arithmetic of each text that ended."""
+    begun_later: list[str] = field(default_factory=list)
+    """Arithmetics of the texts that began after `update`."""
+    update: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, first: int) -> None:
+        for at in itertools.count(first):
+            if self.ended.is_set():
+                return
+            prompt, updated = self.prompts[at % len(self.prompts)], self.update.is_set()
+            answer = await self.front.read(Answer(), self.front.ask(SHORT, prompt))
+            (span,) = answer.finished.statistics.arithmetics
+            self.texts.append((prompt, answer.tokens, span.arithmetic))
+            if updated:
+                self.begun_later.append(span.arithmetic)
+
+    async def later(self) -> None:
+        """As many more texts have ended as there are clients."""
+        seen = len(self.texts) + CLIENTS
+        async with asyncio.timeout(120):
+            while len(self.texts) <= seen:
+                await asyncio.sleep(0.02)
+
+
 async def test_restarts_keep_texts_and_an_update_of_the_weights_mixes_none(tmp_path: Path) -> None:
     """Two replicas of one Deployment, replaced one by one under load: by themselves, then by other weights."""
     prompts = held_out(3, seed=3)
@@ -172,50 +204,30 @@ async def test_restarts_keep_texts_and_an_update_of_the_weights_mixes_none(tmp_p
         async with gateway(*both, REHOMING_WAIT_S="120") as front:
             (before,) = await front.served(2)
             old_texts = {prompt: await front.text(SHORT, prompt) for prompt in prompts}
-            texts: list[tuple[str, list[int], str]] = []
-            ended = asyncio.Event()
-
-            async def load(first: int) -> None:
-                for at in itertools.count(first):
-                    if ended.is_set():
-                        return
-                    prompt = prompts[at % len(prompts)]
-                    answer = await front.read(Answer(), front.ask(SHORT, prompt))
-                    (span,) = answer.finished.statistics.arithmetics
-                    texts.append((prompt, answer.tokens, span.arithmetic))
-
-            async def later() -> int:
-                """As many texts so far as will have ended when those that run now have."""
-                await asyncio.sleep(0)
-                seen = len(texts) + CLIENTS
-                async with asyncio.timeout(120):
-                    while len(texts) <= seen:
-                        await asyncio.sleep(0.02)
-                return len(texts)
-
+            load = Load(front, prompts)
             async with asyncio.TaskGroup() as tasks:
                 for number in range(CLIENTS):
-                    tasks.create_task(load(number))
+                    tasks.create_task(load.run(number))
                 await both[0].run(TARGET)
-                await later()
-                assert all(tokens == old_texts[prompt] for prompt, tokens, _ in texts)
-                restarted = len(texts)
+                await load.later()
+                assert all(tokens == old_texts[prompt] for prompt, tokens, _ in load.texts)
+                restarted = len(load.texts)
                 await both[1].run(new)
                 while len(served := await front.served(2)) < 2:
                     await asyncio.sleep(0.05)
                 assert [each.newest for each in served] == [True, False] and served[1].arithmetic == before.arithmetic
-                begun = await later()
-                await later()
-                onwards = len(texts)
+                load.update.set()
+                while len(load.begun_later) < 2 * CLIENTS:
+                    await load.later()
                 await both[0].run(new)
-                await later()
-                ended.set()
+                await load.later()
+                load.ended.set()
             names = {served[0].arithmetic, before.arithmetic}
             async with gateway(both[1]) as alone:
                 new_texts = {prompt: await alone.text(SHORT, prompt) for prompt in prompts}
     assert all(old_texts[prompt] != new_texts[prompt] for prompt in prompts)
     wanted = {before.arithmetic: old_texts, served[0].arithmetic: new_texts}
-    assert {name for _, _, name in texts} == names
-    assert all(tokens == wanted[name][prompt] for prompt, tokens, name in texts)
-    assert all(name == served[0].arithmetic for _, _, name in texts[begun:onwards]), "new sessions go to new weights"
-    print(f"{len(texts)} texts, {restarted} of them before the update, 0 mixtures")
+    assert {name for _, _, name in load.texts} == names
+    assert all(tokens == wanted[name][prompt] for prompt, tokens, name in load.texts)
+    assert set(load.begun_later) == {served[0].arithmetic}, "new sessions go to new weights"
+    print(f"{len(load.texts)} texts, {restarted} of them before the update, 0 mixtures")

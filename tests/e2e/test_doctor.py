@@ -51,7 +51,7 @@ async def test_the_doctor_finds_what_is_wrong_and_nothing_else() -> None:
             "doctor", "--server", gateway, *("--worker", verifier), *("--worker", drafter)
         )
         assert status == 0, output
-        assert [line[:5] for line in output.splitlines()] == ["ok   "] * 3, output
+        assert [line[:5] for line in output.splitlines()] == ["ok   "] * 4, output
 
         status, output = await run_command(
             "doctor", *(f"--worker={each}" for each in (verifier, stranger, "127.0.0.1:1"))

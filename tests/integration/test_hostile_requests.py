@@ -54,6 +54,8 @@ UNREAD = {
         "open.key.id",
         "open.target.name",
         "open.target.arithmetic",
+        "open.target.forward_path",
+        "open.target.forward_notice",
         "open.target.revision",
         "open.target.dtype",
         "open.target.eos_token_ids",

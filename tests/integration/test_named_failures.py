@@ -44,7 +44,7 @@ async def test_a_drafter_names_the_session_whose_command_failed(
         speaker = Speaker(line)
         await speaker.open(1, key={"id": "first", "epoch": 1})
         await until(lambda: bool(speaker.tokens(1)))
-        monkeypatch.setattr("drafter_svc.service.VerifierStream._tokens", broken)
+        monkeypatch.setattr("drafter_svc.service._tokens", broken)
         await speaker.commit(1, 3, [5])
         await speaker.open(2, key={"id": "second", "epoch": 1})
         await speaker.refused(2)

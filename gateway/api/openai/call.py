@@ -139,7 +139,8 @@ class Call(ABC):
         if choice.rounds:
             made["speculation"] = {"rounds": [round_fields(each) for each in choice.rounds]}
         chunk = self._frame(self.chunk_object, choice.started, [made])
-        chunk["system_fingerprint"] = _fingerprint([choice])
+        if choice.finished is not None:
+            chunk["system_fingerprint"] = _fingerprint([choice])
         position = stream.advance()
         if self.asked.continuous_usage:
             chunk["usage"] = usage(len(choice.started.prompt_token_ids), stream.tokens)

@@ -152,11 +152,10 @@ def _is_level(logits: Tensor) -> bool:
 def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
     """[R, V], [R], keys [R] -> winners [R]; anything for broken rows."""
     shifted = logits - maxima[:, None]
-    row, token = contenders(shifted, keys) or (
-        _contenders_among_few(shifted, keys) if _is_sparse(shifted) else _contenders(shifted, keys)
-    )
-    if row.is_cpu and row.tolist() == list(range(len(keys))):  # each is the only one of its row
-        return token
+    by_kernel = contenders(shifted, keys)
+    if by_kernel is not None and by_kernel[0].tolist() == list(range(len(keys))):  # each is the only one of its row
+        return by_kernel[1]
+    row, token = by_kernel or (_contenders_among_few if _is_sparse(shifted) else _contenders)(shifted, keys)
     scores = shifted[row, token].double() + noise.gumbel(keys[row], token)
     best = torch.full_like(maxima, -math.inf, dtype=torch.float64).scatter_reduce_(0, row, scores, "amax")
     first = scores == best[row]

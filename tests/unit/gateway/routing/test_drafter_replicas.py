@@ -82,7 +82,8 @@ def test_a_model_is_listed_with_drafters_that_are_away_and_verifiers_that_pause(
     for drafter in (failing, away, fleet.add(3, pool="ngram", present=False)):
         drafter._watch.model = TARGET
     failing.breaker.failed(object(), types_pb2.Failure(reason="PROTOCOL"), fleet.now)
-    fleet.router.verifiers += [MagicMock(VerifierWorker, model=TARGET, paused=paused) for paused in (True, False)]
+    known = {"model": TARGET, "weights": "w", "started_ms": 1, "arithmetic": "w/float32"}
+    fleet.router.verifiers += [MagicMock(VerifierWorker, paused=paused, **known) for paused in (True, False)]
     [served] = fleet.router.list_models().models
     assert (served.verifiers, served.paused_verifiers) == (2, 1)
     assert {each.name: each.away for each in served.drafters} == {"model": False, "ngram": True, "later": False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +93,7 @@ class Saying:
 
     def __init__(self, logits: list[float]) -> None:
         self._row = torch.tensor(logits)
+        self.model = SimpleNamespace(vocabulary_size=len(logits))
 
     block_size = blocks_total = blocks_free = 1 << 20
 

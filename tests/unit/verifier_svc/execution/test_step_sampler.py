@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.sampler.logits_processor import SampledRow, logprobs, process
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -360,8 +361,12 @@ def work_of(sessions: int, sampling: SamplingParams, masked: bool, likely: int |
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_deciding_costs_as_many_lines_of_python_for_24_sessions_as_for_4(feature: str) -> None:
-    """With 24, the noise of all rows is computed in one block, as with 4."""
+def test_deciding_costs_as_many_lines_of_python_for_24_sessions_as_for_4(
+    feature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which has no kernel of ours for the race: there a value that is fetched is waited for. With 24, the
+    noise of all rows is computed in one block, as with 4."""
+    monkeypatch.setattr(coupled_sampling, "contenders", lambda shifted, keys: None)
     lines, fetched = work_of(4, *FEATURES[feature])
     assert lines > 20
     assert work_of(24, *FEATURES[feature]) == (lines, fetched)
