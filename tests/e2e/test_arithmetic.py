@@ -216,6 +216,8 @@ async def test_restarts_keep_texts_and_an_update_of_the_weights_mixes_none(tmp_p
                 while len(served := await front.served(2)) < 2:
                     await asyncio.sleep(0.05)
                 assert [each.newest for each in served] == [True, False] and served[1].arithmetic == before.arithmetic
+                while not any(name == served[0].arithmetic for _, _, name in load.texts):
+                    await load.later()  # the gateway's stream to it comes up a little later
                 load.update.set()
                 while len(load.begun_later) < 2 * CLIENTS:
                     await load.later()

@@ -88,6 +88,9 @@ async def test_a_session_whose_arithmetic_comes_back_goes_on_there(setting: Sett
         await rest(call, answer)
     again = verifier(setting, weights, limit=None)
     async with served(again, front.addresses[first]):
+        async with asyncio.timeout(60):  # dialling again takes longer than a session waits here
+            while not any(each.ready and each.weights == weights for each in front.gateway.router.verifiers):
+                await asyncio.sleep(0.01)
         await front.resume(answer.started.session_id, answer)
     assert answer.tokens == again.script and spans(answer.finished) == [(weights, 0)]
     assert not front.verifiers[1 - first].opens()

@@ -231,7 +231,7 @@ async def test_what_a_client_takes_while_its_session_waits_for_a_verifier_is_cre
     front = await setting.front(setting.verifier(limit=9), credit_tokens=16)
     sessions, reborn = front.gateway.sessions, setting.verifier()
     async with AsyncExitStack() as stack:
-        stream = await sessions._start_session(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40))
+        stream = await sessions._start_session(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40), b"")
         events = await stack.enter_async_context(aclosing(stream.follow()))
         await anext(events)
         while len(stream.tokens) < 9:
