@@ -364,7 +364,7 @@ async def test_a_long_prompt_does_not_stall_those_who_decode() -> None:
 async def test_candidates_leave_a_prompt_its_share(guesses: str) -> None:
     """Sessions that speculate once filled every step to the last token, and a new prompt waited for their end."""
     async with (
-        verifier(target("base_ms=2"), step_tokens=16, prefill_tokens=8) as server,
+        verifier(target("base_ms=2"), step_tokens=16, prefill_tokens=8, always_speculate=True) as server,
         gateway(server.address) as client,
     ):
         options: dict[str, Any] = {"tokens": 10_000, "drafters": [guesses], "max_draft_tokens": 16}

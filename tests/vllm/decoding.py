@@ -60,13 +60,17 @@ def no_guess(case: Case, at: int, chance: random.Random) -> list[int]:
 
 
 def guesses(texts: dict[Case, list[int]], right: float, most: int = 8) -> Guess:
-    """Candidates from known texts, each right with this probability; chains of random length."""
+    """Candidates from known texts, each right with this probability and else another token; chains of random length."""
 
     def guess(case: Case, at: int, chance: random.Random) -> list[int]:
         known = texts[case][at : at + chance.randint(0, most)]
-        return [token if chance.random() < right else chance.randrange(VOCABULARY) for token in known]
+        return [token if chance.random() < right else other_than(token, chance) for token in known]
 
     return guess
+
+
+def other_than(token: int, chance: random.Random) -> int:
+    return (token + chance.randrange(1, VOCABULARY)) % VOCABULARY
 
 
 def session(case: Case, output: Sequence[int] = ()) -> Session:

@@ -184,6 +184,7 @@ async def start(stack: AsyncExitStack, module: str, python: str = PYTHON, **sett
 async def start_gateway(stack: AsyncExitStack, verifiers: str, drafters: str = "") -> str:
     settings = {"VERIFIERS": verifiers, "DRAFTERS": drafters, "LISTEN": ANY, "TOKENIZER": TARGET}
     settings["TRUSTED_DRAFTERS"] = "a,b" if drafters else ""
+    settings["MIXED_ARITHMETIC"] = "mark"  # sessions move between vLLM and the embedded engine here, in float32
     _, address = await start(stack, "gateway", **{f"GATEWAY_{name}": value for name, value in settings.items()})
     return address
 
