@@ -21,6 +21,7 @@ from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refus
 from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.sources import candidate_sources
 from verifier_svc.sources.drafter_link import MAX_REOPENS
+from verifier_svc.wait_policy.drafting_trial import DraftingTrial
 
 PROMPT = [7, 8, 9]
 NEIGHBOUR, NEIGHBOURS_PROMPT = "neighbour", [1, 2]
@@ -35,6 +36,12 @@ Trick = Callable[[HostileDrafter, Command], Responses]
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
     return emulated_text(PROMPT, TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def no_trial_pauses_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine one finds that drafting does not pay; tests here wait for candidates."""
+    monkeypatch.setattr(DraftingTrial, "drafting", True)
 
 
 @asynccontextmanager
