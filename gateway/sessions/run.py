@@ -264,7 +264,12 @@ class SessionRun:
     def _choose_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         model, name = self._resolved.model.name, wanted(self._written)
         other = self._router.choose_verifier(model, self._avoid, prefixes, name)
-        return other if other or self._pausing else self._router.choose_verifier(model, (), prefixes, name)
+        if other or self._pausing:
+            return other
+        failed = self._router.choose_verifier(model, (), prefixes, name)
+        if failed is not None and self._may_mix:  # one of another arithmetic comes before one that failed this session
+            return self._router.choose_verifier(model, self._avoid, prefixes) or failed
+        return failed
 
     def _choose_other(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         """A verifier of another arithmetic than wrote the text; None where there is none. Raises Unavailable where
