@@ -96,8 +96,13 @@ def load_checkpoint(
         loaded = load_checkpoint(name, "float32", device, quantisation)
         return replace(loaded, info=replace(loaded.info, forward_notice=tried.notice))
     computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], precision, tried.forward.path, layers)
-    info = replace(info, arithmetic=computed.name, batch_invariant=computed.batch_invariant)
-    info = replace(info, forward_path=tried.forward.path, forward_notice=tried.notice)
+    info = replace(
+        info,
+        arithmetic=computed.name,
+        batch_invariant=computed.batch_invariant,
+        forward_path=tried.forward.path,
+        forward_notice=tried.notice,
+    )
     return Checkpoint(tried.forward, layers, info, place)
 
 
