@@ -57,8 +57,9 @@ async def check_both(client: openai.AsyncOpenAI, asked: dict[str, Any]) -> tuple
 
 
 async def test_a_chat_ends_with_the_model_s_own_end_of_turn(client: openai.AsyncOpenAI) -> None:
-    text, reason = await check_both(client, chat("What is the capital of France?", temperature=0.0))
-    assert (text, reason) == ("The capital of France is Paris.", "stop")
+    """Of France's capital the first word would be a matter of rounding: it leads by 0.1 in float32, here by 1."""
+    text, reason = await check_both(client, chat("What is the capital of Japan?", temperature=0.0))
+    assert (text, reason) == ("The capital of Japan is Tokyo.", "stop")
 
 
 async def test_turns_before_and_a_system_message_reach_the_model(client: openai.AsyncOpenAI) -> None:

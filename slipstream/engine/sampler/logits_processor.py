@@ -197,9 +197,9 @@ def _nucleus(values: Tensor, logits: Tensor, tops: Tensor, masses: Tensor) -> Te
     weights = (values - values[:, :1]).double().exp_()
     inside = torch.arange(width, device=values.device)[None, :] < tops[:, None]
     weights = weights.masked_fill(~inside, 0.0)
-    total = weights.sum(dim=-1)
+    total = _row_sums(weights)
     if width < vocabulary and bool((tops > width).any()):
-        whole = (logits - values[:, :1]).exp_().sum(dim=-1, dtype=torch.float64)
+        whole = _row_sums((logits - values[:, :1]).exp_())
         total = torch.where(tops > width, whole, total)
     before = weights.cumsum(dim=-1) - weights
     kept = ((before < (masses * total)[:, None]) & inside).sum(dim=-1).clamp_(min=1)
@@ -245,10 +245,11 @@ class LogprobArrays(NamedTuple):
 def logprobs(logits: Tensor, tokens: Tensor, tops: npt.NDArray[np.int64]) -> LogprobArrays:
     """Raw logits [T, V], the token int64 [T] chosen in each row, and how many of the likeliest each row wants [T].
 
-    Looks at all tokens that reach the last one's value: `topk` does not define which of equal ones it takes.
+    On a CPU a row's numbers do not depend on the other rows. Looks at all tokens that reach the last one's value: `topk`
+    does not define which of equal ones it takes.
     """
     logits = logits.float()
-    shares = logits - logits.logsumexp(dim=-1, keepdim=True)
+    shares = logits - _normaliser(logits)
     chosen = shares.gather(-1, tokens[:, None]).flatten().cpu().numpy()
     width = min(int(tops.max(initial=0)), shares.shape[-1])
     if not width:
@@ -260,3 +261,20 @@ def logprobs(logits: Tensor, tokens: Tensor, tops: npt.NDArray[np.int64]) -> Log
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)  # the rows are ascending
     best = order[rank < tops[rows]]
     return LogprobArrays(chosen, np.bincount(rows[best], minlength=len(chosen)), ids[best], values[best])
+
+
+def _normaliser(logits: Tensor) -> Tensor:
+    """float32 [T, V] -> [T, 1], the logarithm of the sum of the exponentials of each row."""
+    top = logits.amax(dim=-1, keepdim=True)
+    return top + _row_sums((logits - top).exp_()).log().float()[:, None]
+
+
+def _row_sums(weights: Tensor) -> Tensor:
+    """Floats [R, N] -> float64 [R]; on a CPU the sum of a row does not depend on the other rows.
+
+    torch gives one row's parts to several threads and several rows to one thread each, which adds in another order: what
+    is decided by a sum would depend on the number of candidates in the pass. numpy adds each row alone, on one thread.
+    """
+    if not weights.is_cpu:
+        return weights.sum(dim=-1, dtype=torch.float64)
+    return torch.tensor([row.sum(dtype=np.float64) for row in weights.detach().numpy()], dtype=torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +46,24 @@ def test_rows_are_read_in_float32() -> None:
     row = torch.randn(1, 4096, generator=torch.Generator().manual_seed(1)).bfloat16()
     (told,) = logprobs(row, torch.tensor([7]), np.array([2])).tokens()
     assert told.logprob == pytest.approx(float(row.double().log_softmax(-1)[0, 7]), abs=1e-5)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_row_s_numbers_are_the_same_alone_and_beside_others() -> None:
+    """torch's own sum of one long row is cut for two threads, and some of these rows got other bits alone."""
+    logits = torch.randn(64, 49_152, generator=torch.Generator().manual_seed(0)) * 4.0 + 3.0
+    tokens, tops = torch.arange(64), np.full(64, 2)
+    together = logprobs(logits, tokens, tops).tokens()
+    alone = [logprobs(logits[at : at + 1], tokens[at : at + 1], tops[at : at + 1]).tokens()[0] for at in range(64)]
+    assert together == alone
 
 
 def test_on_the_wire_they_stay_what_they_are() -> None:
