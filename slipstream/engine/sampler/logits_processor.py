@@ -245,8 +245,8 @@ class LogprobArrays(NamedTuple):
 def logprobs(logits: Tensor, tokens: Tensor, tops: npt.NDArray[np.int64]) -> LogprobArrays:
     """Raw logits [T, V], the token int64 [T] chosen in each row, and how many of the likeliest each row wants [T].
 
-    On a CPU a row's numbers do not depend on the other rows. Looks at all tokens that reach the last one's value: `topk`
-    does not define which of equal ones it takes.
+    On a CPU a row's numbers do not depend on the other rows. Looks at all tokens that reach the last one's value, for
+    `topk` does not define which of equal ones it takes.
     """
     logits = logits.float()
     shares = logits - _normaliser(logits)
@@ -272,8 +272,8 @@ def _normaliser(logits: Tensor) -> Tensor:
 def _row_sums(weights: Tensor) -> Tensor:
     """Floats [R, N] -> float64 [R]; on a CPU the sum of a row does not depend on the other rows.
 
-    torch gives one row's parts to several threads and several rows to one thread each, which adds in another order: what
-    is decided by a sum would depend on the number of candidates in the pass. numpy adds each row alone, on one thread.
+    torch gives one row's parts to several threads and several rows to one thread each, which adds in another order, so
+    what a sum decides would depend on the number of candidates in the pass. numpy adds each row alone, on one thread.
     """
     if not weights.is_cpu:
         return weights.sum(dim=-1, dtype=torch.float64)
