@@ -89,16 +89,22 @@ def export(checkpoint: Path, file: Path, kind: str) -> None:
     part.rename(file)
 
 
+PRE_TOKENIZERS = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
+"""llama.cpp's names."""
+
+
 def add_tokenizer(writer: Any, checkpoint: Path, config: dict[str, Any]) -> None:
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
-    if tokenizer["model"]["type"] != "BPE" or tokenizer["pre_tokenizer"]["type"] != "ByteLevel":
+    cut = tokenizer["pre_tokenizer"]
+    kinds = tuple(each["type"] for each in cut.get("pretokenizers", [cut]))
+    if tokenizer["model"]["type"] != "BPE" or kinds not in PRE_TOKENIZERS:
         raise ValueError(f"the tokenizer of {checkpoint} is no byte-level BPE.")
     ids = {number: token for token, number in tokenizer["model"]["vocab"].items()}
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     ids |= special
     numbers = range(config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(PRE_TOKENIZERS[kinds])
     writer.add_token_list([ids.get(number, f"<unused{number}>") for number in numbers])
     writer.add_token_types([CONTROL if number in special else NORMAL for number in numbers])
     merges = tokenizer["model"]["merges"]
