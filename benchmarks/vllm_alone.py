@@ -1,6 +1,6 @@
 """What `benchmarks.vllm_engine` runs in vLLM's interpreter: vLLM by itself, or the parts of our executor's step.
 
-usage: python -m benchmarks.vllm_alone plain|ngram|steps MODEL
+usage: python -m benchmarks.vllm_alone plain|ngram|steps MODEL [DTYPE]     (default: float32)
 
 `plain` and `ngram` print a line when they are ready, then for each line {"prompts": [[TOKEN, ...], ...],
 "tokens": N} on stdin a line {"seconds": S, "outputs": [[TOKEN, ...], ...]} and a line `took S`. The line on stdin may
@@ -24,13 +24,13 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4,
 MEASURE_S = 10.0
 
 
-def serve(method: str, model: str) -> None:
+def serve(method: str, model: str, dtype: str = "float32") -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_NO_USAGE_STATS="1")
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(
         model,
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=1024,
         kv_cache_memory_bytes=KV_BYTES,
@@ -122,4 +122,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "steps":
         steps(sys.argv[2])
     else:
-        serve(*sys.argv[1:3])
+        serve(*sys.argv[1:4])

@@ -133,10 +133,8 @@ async def in_worker(library: str, method: str, stack: AsyncExitStack, setting: S
 
 
 async def vllm(method: str, stack: AsyncExitStack, setting: Setting) -> System:
-    if setting.dtype != "float32":
-        raise FailedPrecondition("benchmarks.vllm_alone runs in float32.")
-    target = str(environments.checkpoint(setting.target))
-    worker = await Worker.start(stack, setting.threads, vllm_python(), "-m", "benchmarks.vllm_alone", method, target)
+    words = (method, str(environments.checkpoint(setting.target)), setting.dtype)
+    worker = await Worker.start(stack, setting.threads, vllm_python(), "-m", "benchmarks.vllm_alone", *words)
 
     async def ask(prompts: Tokens, count: int) -> Answer:
         await worker.ask(prompts, count, **setting.asked)
