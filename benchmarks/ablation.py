@@ -10,7 +10,7 @@ wants to draft.
     chain           one guess a node, drafted ahead
     tree            four guesses a node, but no more nodes than are verified: rejections are not prepared for
     tree + fan-out  the system as it is: nodes ahead, also below what may replace a rejected token
-    + ngram, suffix such drafters in the same tree
+    + suffix        such a drafter in the same tree
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ VARIANTS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
     "chain": (("model",), CHAIN),
     "tree": (("model",), {}),
     "tree + fan-out": (("model",), {}),
-    "tree + fan-out, + ngram": (("model", "ngram"), {}),
     "tree + fan-out, + suffix": (("model", "suffix"), {}),
 }
 BARE = "tree"

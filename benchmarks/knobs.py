@@ -29,7 +29,6 @@ from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.factory import open_engine
 from slipstream.proposers import lookup
-from slipstream.proposers.ngram import NgramText
 from slipstream.proposers.suffix import LEAST_PROBABILITY, SuffixText, TreeBounds
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from training.corpus import distinct_share
@@ -44,22 +43,18 @@ WIDTH, NODES = 4, 32
 class Knobs:
     """One row of the table; the defaults are the product's."""
 
-    method: str = "suffix"
     nodes: int = NODES
     width: int = WIDTH
     least: float = LEAST_PROBABILITY
     doubt: float = lookup.DOUBT
 
     def open(self) -> lookup.Text:
-        if self.method == "ngram":
-            return NgramText()
         return SuffixText(None, TreeBounds(self.width, self.least), 0)
 
 
 def variations() -> Iterator[tuple[str, Knobs]]:
     """The name of what is varied, and its value."""
     yield "defaults", Knobs()
-    yield "method ngram", Knobs(method="ngram")
     for nodes in (4, 8, 16, 64):
         yield f"max draft tokens {nodes}", Knobs(nodes=nodes)
     for width in (1, 2, 8):
@@ -90,13 +85,13 @@ class Counts:
     def read(self, prompt: list[int], output: list[int], knobs: Knobs) -> None:
         """Proposes beside one known text."""
         text = knobs.open()
-        text.read(0, list(prompt))
+        text.read(list(prompt))
         at = 0
         while at < len(output):
             found = text.look_up([], knobs.nodes)
             accepted = self._accept(found, output[at:])
             new = output[at : at + accepted + 1]
-            text.read(len(prompt) + at, new)
+            text.read(new)
             at += len(new)
             self.passes += 1
             self.tokens += len(new)

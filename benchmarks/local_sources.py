@@ -29,7 +29,7 @@ TOKENS = 48
 TEMPERATURES = (0.0, 0.8)
 CONCURRENCY = (1,)
 PARAMETERS = "100M"
-METHODS = ("ngram", "model")
+METHODS = ("suffix", "model")
 PLAIN = "none"
 ARMS = (PLAIN, *(f"{method}-{place}" for method in METHODS for place in ("grpc", "local")))
 
@@ -48,7 +48,7 @@ async def serving() -> AsyncIterator[str]:
         for method in METHODS:
             drafters[f"{method}-grpc"] = await start("drafter_svc", "DRAFTER_", {"METHOD": method, "MODEL": draft})
             drafters[f"{method}-local"] = f"verifier:{method}"
-        local = f"ngram,model={draft}"
+        local = f"suffix,model={draft}"
         verifier = await start("verifier_svc", "VERIFIER_", {"MODEL": target, "LOCAL_DRAFTERS": local})
         named = ",".join(f"{name}={address}" for name, address in drafters.items())
         yield await start("gateway", "GATEWAY_", {"VERIFIERS": verifier, "DRAFTERS": named, "TOKENIZER": target})

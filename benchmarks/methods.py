@@ -35,7 +35,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import VerifierParts, running
 
 PLAIN = "none"
-LOOKUPS = ("ngram", "suffix", "lookahead")
+LOOKUPS = ("suffix", "lookahead")
 HEADS = ("medusa", "eagle", "dflash")
 CHARACTERS = 400
 NAMES = ("Ada", "Alan", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Niklaus")
@@ -50,7 +50,7 @@ def folders() -> dict[str, str]:
 def arms(known: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Plain decoding, every method, and each one with a model or heads merged with each lookup."""
     alone: list[tuple[str, ...]] = [(), *((name,) for name in (*LOOKUPS, *known))]
-    return [*alone, *((name, lookup) for name in known for lookup in LOOKUPS), ("ngram", "lookahead")]
+    return [*alone, *((name, lookup) for name in known for lookup in LOOKUPS), ("suffix", "lookahead")]
 
 
 def docstrings(count: int, seed: int) -> list[str]:

@@ -50,19 +50,14 @@ ENOUGH = 2 * MOST
 """Nodes that every tree is grown to: other scores and narrower trees reach deeper than the plain choice."""
 TAUGHT = 16
 """Candidates verified in the rounds that calibration learns from, and in those whose confidence is reported."""
-DEFAULTS = DrafterConfig(method="ngram")
+DEFAULTS = DrafterConfig(method="suffix")
 MIXTURES = (
     ("model",),
-    ("ngram",),
     ("suffix",),
-    ("model", "ngram"),
     ("model", "suffix"),
-    ("model", "ngram", "suffix"),
 )
 CALIBRATED = (
     (("model",), False),
-    (("model", "ngram"), False),
-    (("model", "ngram"), True),
     (("model", "suffix"), False),
     (("model", "suffix"), True),
 )
@@ -145,8 +140,7 @@ def _proposers(draft: str) -> dict[str, Proposer]:
     engine = open_engine(draft, "float32")
     for name, width in (("model", WIDTH), ("chain", 1)):
         proposers[name] = ModelProposer(engine, width=width, proposal_tokens=1)
-    for method in ("ngram", "suffix"):
-        proposers[method] = open_proposer(method, DEFAULTS.proposer_settings()).proposer
+    proposers["suffix"] = open_proposer("suffix", DEFAULTS.proposer_settings()).proposer
     return proposers
 
 

@@ -103,8 +103,8 @@ class VerifierStream:
             self._open(command.session, command.epoch, command.open)
             return
         session = self._sessions.get(command.session)
-        if session is None or command.epoch < session.epoch:
-            return  # refused or closed before, or fenced
+        if session is None:
+            return  # refused or closed before
         if kind == "commit":
             self._commit(session, command.commit)
         elif kind == "policy":
@@ -125,21 +125,10 @@ class VerifierStream:
         self._scheduler.session_changed(session)
 
     def _open(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> None:
-        known = self._sessions.get(number)
-        if known is not None and epoch <= known.epoch:
-            return
+        if number in self._sessions:
+            raise InvalidArgument("the session's number is in use on this stream; close it, or take another one.")
         self._check(request)
         session = self._session(number, epoch, request)
-        if known is not None and known.learned_from != session.learned_from:
-            # What was learned belongs to another text or tenant.
-            self._scheduler.remove_session(self._sessions.pop(number))
-            known = None
-        if known is not None:
-            known.observer.drafting_ended()
-            known.reopen(session)
-            known.observer = self._observer(known, request)
-            self._scheduler.wake()
-            return
         if len(self._scheduler) >= self._limits.max_sessions:
             raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
         session.observer = self._observer(session, request)

@@ -11,7 +11,6 @@ from slipstream.proposers.base import ROOT, UNLIMITED, DeeperLevels, ProposedNod
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.tokenizer.vocabulary import common_prefix
 from slipstream.v1 import types_pb2
 
 URGENT = 0.2
@@ -47,7 +46,7 @@ class DraftSessionObserver:
         """Called before the tree's root moves along the tokens."""
 
     def drafting_ended(self) -> None:
-        """Called when the session is closed, or opened again on other tokens."""
+        """Called when the session is closed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +57,7 @@ class DraftSession:
     sampling: SamplingParams
     policy: DraftPolicy
     tokens: list[int]
-    """Committed tokens. The list is only appended to; another prefix is another list."""
+    """Committed tokens; only appended to."""
     prompt_length: int
     max_length: int
     """Most committed tokens; no path of the tree is longer either."""
@@ -85,11 +84,6 @@ class DraftSession:
 
     def __post_init__(self) -> None:
         self.tree = DraftTree(len(self.tokens))
-
-    @property
-    def learned_from(self) -> tuple[object, ...]:
-        """What a proposer may keep state of, besides the committed tokens."""
-        return self.prediction, self.cache_salt, self.structure
 
     @property
     def pending(self) -> int:
@@ -161,19 +155,6 @@ class DraftSession:
         self.tokens.extend(token_ids)
         self.tree.commit(token_ids)
         self.held_since = -math.inf
-
-    def replace(self, tokens: list[int]) -> None:
-        """Replaces the committed prefix after a rollback, migration or retry; the list becomes the session's own."""
-        self.computed = min(self.computed, common_prefix(self.tokens, tokens), len(tokens) - 1)
-        self.tokens = tokens
-        self.tree.restart(len(tokens))
-
-    def reopen(self, other: DraftSession) -> None:
-        """Goes on as `other`, a later opening of the session."""
-        self.epoch, self.sampling, self.policy = other.epoch, other.sampling, other.policy
-        self.prompt_length, self.max_length = other.prompt_length, other.max_length
-        self.vocabulary_size = other.vocabulary_size
-        self.replace(other.tokens)
 
     def join(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
         """Adds what was proposed to the tree. `places`: the root that it was proposed for, then the nodes of its

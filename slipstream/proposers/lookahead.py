@@ -18,12 +18,10 @@ class LookaheadText:
         self._size = size
         self._tail: list[int] = []
 
-    def read(self, start: int, tokens: list[int]) -> None:
-        """N-grams of a text that was rolled back stay: they are guesses."""
-        size = self._size.gram
-        known = self._tail if start else []
-        text = [*known, *tokens]
-        for end in range(max(size, len(known) + 1), len(text) + 1):
+    def read(self, tokens: list[int]) -> None:
+        size, known = self._size.gram, len(self._tail)
+        text = [*self._tail, *tokens]
+        for end in range(max(size, known + 1), len(text) + 1):
             self.pool.add(text[end - size], tuple(text[end - size + 1 : end]))
         self._tail = text[-(size - 1) :]
 

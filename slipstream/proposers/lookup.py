@@ -12,7 +12,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
-from slipstream.tokenizer.vocabulary import common_prefix
 
 NODES = 8
 """Most nodes proposed below one node in one step."""
@@ -32,8 +31,8 @@ class FoundNode(NamedTuple):
 class ReadableText(Protocol):
     """Anything made of one sequence's committed tokens."""
 
-    def read(self, start: int, tokens: list[int]) -> None:
-        """Appends `tokens` after the first `start` tokens; what was read beyond those before is forgotten."""
+    def read(self, tokens: list[int]) -> None:
+        """Appends `tokens`: the text of one opening of a session only grows."""
         ...
 
 
@@ -63,18 +62,13 @@ class TextReader(Generic[AnyText]):
         self.text = text
         self.length = 0
         """Committed tokens read."""
-        self._tokens: list[int] = []
 
     def read_context(self, context: ProposerContext) -> AnyText:
         """The text after reading what is new in the context, as far as its budget allows."""
-        start = self.length
-        if self._tokens is not context.tokens:
-            start = common_prefix(self._tokens[:start], context.tokens[: context.length])
-            self._tokens = context.tokens
-        stop = min(context.length, start + context.max_read_tokens)
-        if (start, stop) != (self.length, self.length):
-            self.text.read(start, context.tokens[start:stop])
-        self.length = stop
+        stop = min(context.length, self.length + context.max_read_tokens)
+        if stop > self.length:
+            self.text.read(context.tokens[self.length : stop])
+            self.length = stop
         return self.text
 
 

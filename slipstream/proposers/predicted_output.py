@@ -158,19 +158,20 @@ class PredictionText:
     def __init__(self, prediction: Sequence[int], prompt_length: int) -> None:
         self._alignment = Alignment(prediction)
         self._rates = HitRates()
-        self._prompt_length = prompt_length
-        self._output: list[int] = []
-        self._places = [TextPosition()]
-        """Before the first output token, and after each."""
+        self._prompt_left = prompt_length
+        """Tokens of the prompt that were not read yet."""
+        self._recent: list[int] = []
+        """The last GRAM tokens of the output."""
+        self._place = TextPosition()
 
-    def read(self, start: int, tokens: list[int]) -> None:
-        first = max(0, start - self._prompt_length)
-        del self._output[first:], self._places[first + 1 :]
-        for token in tokens[max(0, self._prompt_length - start) :]:
+    def read(self, tokens: list[int]) -> None:
+        output = tokens[self._prompt_left :]
+        self._prompt_left = max(0, self._prompt_left - len(tokens))
+        for token in output:
             self._commit(token)
 
     def look_up(self, path: list[int], count: int) -> list[FoundNode]:
-        place, recent = self._places[-1], self._output[-GRAM:]
+        place, recent = self._place, list(self._recent)
         for token in path:
             recent.append(token)
             place = self._alignment.follow(place, recent)
@@ -198,12 +199,12 @@ class PredictionText:
         """Nothing outlives a sequence."""
 
     def _commit(self, token: int) -> None:
-        place = self._places[-1]
+        place = self._place
         openings = self._alignment.openings(place)
         if openings and (expected := self._alignment.token(openings[0])) is not None:
             self._rates.add(place.run, expected == token)
-        self._output.append(token)
-        self._places.append(self._alignment.follow(place, self._output[-GRAM:]))
+        self._recent = [*self._recent, token][-GRAM:]
+        self._place = self._alignment.follow(place, self._recent)
 
 
 def _pack(gram: int, token: int) -> int:

@@ -4,7 +4,7 @@ How to add a drafting method:
 
 1. Write one file here with a factory `open_proposer(settings: ProposerSettings) -> OpenedProposer`. A method that needs
    nothing but the sequence's tokens implements `slipstream.proposers.lookup.Text` and returns a `LookupProposer`, which
-   brings chains, budgets, rollback and closing: `NgramText` at the end of `ngram.py` is twenty lines. Any other method
+   brings chains, budgets and closing: `LookaheadText` in `lookahead.py` is forty lines. Any other method
    is a class with `propose` and `close_sequence` (`slipstream.proposers.base.Proposer`), as in `test_registry.py`.
 2. Add one row to METHODS below. `slipstream serve --drafter NAME` follows from it, and `DRAFTER_METHOD=NAME` for a
    process of its own. Inside a verifier it is `VERIFIER_LOCAL_DRAFTERS=NAME` (`NAME=FOLDER` with a model), which
@@ -72,7 +72,7 @@ METHODS: dict[str, ProposerMethod] = {
             needs_model=True,
             gives_distribution=True,
         ),
-        ProposerMethod("ngram", "slipstream.proposers.ngram:open_proposer", "prompt lookup"),
+        ProposerMethod("ngram", "slipstream.proposers.suffix:open_proposer", "another name of `suffix`"),
         ProposerMethod("suffix", "slipstream.proposers.suffix:open_proposer", "suffix automaton"),
         ProposerMethod(
             "prediction",

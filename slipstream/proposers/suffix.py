@@ -36,12 +36,7 @@ class SuffixText:
         self._tokens: list[int] = []
         self._automaton = SuffixAutomaton()
 
-    def read(self, start: int, tokens: list[int]) -> None:
-        if start < len(self._tokens):  # an automaton cannot forget: it is made anew
-            del self._tokens[start:]
-            self._given = min(self._given, max(self._first, start))
-            self._automaton = SuffixAutomaton()
-            self._automaton.extend(self._tokens)
+    def read(self, tokens: list[int]) -> None:
         self._tokens += tokens
         self._automaton.extend(tokens)
         if len(self._tokens) - self._given >= CHUNK:
@@ -118,7 +113,8 @@ def likeliest_tree(matchers: Sequence[Matcher], nodes: int, width: int, min_prob
 
 
 def open_proposer(settings: ProposerSettings) -> OpenedProposer:
-    """The method `suffix`; `settings.width` and the `corpus_*` settings concern it."""
+    """The method `suffix`, and `ngram`, its name in other engines; `settings.width` and the `corpus_*` settings concern
+    it."""
     tokens, salts = settings.corpus_tokens, settings.corpus_salts
     corpora = Corpora(tokens, salts, settings.corpus_shared) if tokens else None
     bounds = TreeBounds(settings.width, LEAST_PROBABILITY)

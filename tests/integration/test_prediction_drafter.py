@@ -40,15 +40,6 @@ async def test_the_prediction_is_drafted_at_once_and_followed_through_an_edit() 
         await until(lambda: [*text, 14, 15, 16, 17, 18] in speaker.texts(1, text))
 
 
-async def test_opened_again_with_another_prediction_it_forgets_the_first() -> None:
-    async with speaking() as speaker:
-        await speaker.open(1, prediction_token_ids=EXPECTED)
-        await until(lambda: speaker.tokens(1) == EXPECTED)
-        await speaker.open(1, epoch=2, prediction_token_ids=[21, 22, 23])
-        await until(lambda: speaker.tokens(1)[-3:] == [21, 22, 23])
-        assert {frame.epoch for frame in speaker.frames[1][-1:]} == {2}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

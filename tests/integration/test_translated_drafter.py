@@ -237,11 +237,12 @@ def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
                 below = [node for node in proposed(answer) if node.parent == index]
                 assert_same(below, alone(proposer, context.tokens + context.path(index)))
             assert all(0 <= node.token < target for node in proposed(answer))
-        for session in sessions:
+        for number, session in enumerate(sessions):
             fresh = text[len(session.tokens) :][: chance.randrange(1, 4)]
             if chance.random() < 0.2 or not fresh:
                 fresh = chance.choices(range(257), k=3)
-                session.replace(session.tokens[: chance.randrange(1, len(session.tokens) + 1)] + fresh)
+                proposer.close_sequence(session)  # a rollback: it is opened again
+                sessions[number] = new_session(session.tokens[: chance.randrange(1, len(session.tokens) + 1)] + fresh)
             else:
                 session.commit(len(session.tokens), fresh)
     for session in sessions:

@@ -130,26 +130,24 @@ class DraftText:
 
     def __init__(self, translation: Translation) -> None:
         self._translation = translation
-        self._tokens: list[int] = []
+        self._count = 0
+        self._last = -1
         self.closed: list[int] = list(translation.draft.opening)
         """Draft tokens that more text does not change."""
         self._open = Chunk(b"", False)
 
     def __len__(self) -> int:
         """Target tokens read."""
-        return len(self._tokens)
+        return self._count
 
     @property
     def ids(self) -> list[int]:
         return self.closed + self.tail()
 
-    def read(self, start: int, tokens: list[int]) -> None:
-        """Appends `tokens` after the first `start` target tokens; what was read beyond those before is forgotten."""
-        if start < len(self._tokens):
-            tokens = [*self._tokens[:start], *tokens]
-            self._tokens = []
-            self.closed, self._open = list(self._translation.draft.opening), Chunk(b"", False)
-        self._tokens += tokens
+    def read(self, tokens: list[int]) -> None:
+        """Appends target tokens."""
+        self._count += len(tokens)
+        self._last = tokens[-1] if tokens else self._last
         self._open = self._extend(self.closed, self._open, tokens)
 
     def tail(self, path: Sequence[int] = ()) -> list[int]:
@@ -160,7 +158,7 @@ class DraftText:
 
     def spelled(self, path: Sequence[int] = ()) -> bytes:
         """Bytes of the last target token; none for a token that is no text."""
-        last = path[-1] if path else self._tokens[-1] if self._tokens else -1
+        last = path[-1] if path else self._last
         piece = self._translation.piece(last) if last >= 0 else b""
         return piece if isinstance(piece, bytes) else b""
 

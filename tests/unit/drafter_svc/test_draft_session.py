@@ -149,16 +149,6 @@ class Drafting(RuleBasedStateMachine):
         with pytest.raises(OutOfRange):
             self.session.commit(len(self.committed) + gap, [1])
 
-    @rule(keep=st.integers(1, 40), more=st.lists(TOKENS, max_size=3))
-    def replace(self, keep: int, more: list[int]) -> None:
-        tokens = self.committed[:keep] + more
-        generation = self.session.tree.generation
-        self.session.replace(list(tokens))
-        self.receiver = CandidateTree(tokens)
-        assert self.session.tree.generation > generation
-        self.committed, self.paths, self.told = list(tokens), set(), set()
-        self.numbers.clear()
-
     @invariant()
     def mirrors_the_model(self) -> None:
         session = self.session

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from drafter_svc.config import DrafterConfig
@@ -14,8 +12,7 @@ from slipstream.proposers.base import ProposerContext, open_proposer
 from slipstream.proposers.corpus import Corpus
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.draft_tree import DraftNode
-from slipstream.proposers.lookup import LookupProposer, Text
-from slipstream.proposers.ngram import NgramText
+from slipstream.proposers.lookup import LookupProposer
 from slipstream.proposers.suffix import CHUNK, SuffixText, TreeBounds
 from slipstream.speculation.sampling_params import SamplingParams
 
@@ -52,41 +49,40 @@ def chain(one: DraftSession) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
-async def test_a_loop_is_guessed_on(text: Callable[[ProposerContext], Text]) -> None:
-    drafting = Drafting(LookupProposer(text, 8), session(LOOP))
+def open_text(context: ProposerContext) -> SuffixText:
+    return SuffixText(None, BOUNDS, 0)
+
+
+async def test_a_loop_is_guessed_on() -> None:
+    drafting = Drafting(LookupProposer(open_text, 8), session(LOOP))
     drafting.step()
     assert chain(drafting.session)[:8] == [5, 6, 7, 8, 9, 5, 6, 7]
     numbers = [node.number for node in drafting.grown]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-@pytest.mark.parametrize("text", [lambda _: NgramText(), lambda _: SuffixText(None, BOUNDS, 0)])
-async def test_commits_rollbacks_and_new_prefixes_are_followed(text: Callable[[ProposerContext], Text]) -> None:
-    drafting = Drafting(LookupProposer(text, 4), session(LOOP))
+async def test_commits_are_followed() -> None:
+    drafting = Drafting(LookupProposer(open_text, 4), session(LOOP))
     drafting.step()
     drafting.session.commit(len(LOOP), [5, 6])
     assert chain(drafting.session)[0] == 7
     drafting.session.commit(len(LOOP) + 2, [1])  # leaves the tree
     assert not chain(drafting.session)
-    drafting.session.replace(LOOP[:-2])
+    drafting.session.commit(len(LOOP) + 3, [5, 6])
     drafting.step()
-    assert chain(drafting.session)[:3] == [8, 9, 5]
-    drafting.session.replace([1, 2, 3, 1, 2])
-    drafting.step()
-    assert chain(drafting.session)[:1] == [3]
+    assert chain(drafting.session)[:3] == [7, 8, 9]
 
 
 def guesses(text: SuffixText, tokens: list[int]) -> list[int]:
     """The first guess, and those on its path."""
-    text.read(0, tokens)
+    text.read(tokens)
     return [node.token for index, node in enumerate(text.look_up([], 4)) if node.parent == index]
 
 
 def test_sessions_feed_their_corpus_with_output_but_not_with_prompts() -> None:
     corpus = Corpus(10_000)
     first = SuffixText(corpus, BOUNDS, first=3)
-    first.read(0, [1, 2, 3, 11, 12, 13, 14, 15, 16])
+    first.read([1, 2, 3, 11, 12, 13, 14, 15, 16])
     assert guesses(SuffixText(corpus, BOUNDS, 0), [99, 12, 13]) == []
     first.finish()
     assert guesses(SuffixText(corpus, BOUNDS, 0), [99, 12, 13])[:3] == [14, 15, 16]
@@ -97,18 +93,14 @@ def test_sessions_feed_their_corpus_with_output_but_not_with_prompts() -> None:
 def test_a_corpus_grows_while_a_session_runs_and_its_parts_hang_together() -> None:
     corpus = Corpus(10_000)
     writing = SuffixText(corpus, BOUNDS, first=1)
-    writing.read(0, [99])
+    writing.read([99])
     written = list(range(1000, 1000 + 2 * CHUNK))
-    for index, token in enumerate(written):
-        writing.read(1 + index, [token])
+    for token in written:
+        writing.read([token])
     assert guesses(SuffixText(corpus, BOUNDS, 0), written[CHUNK - 3 : CHUNK])[:1] == [written[CHUNK]]
     held = len(corpus)
     writing.finish()
     assert len(corpus) == held  # nothing is given twice
-    writing.read(5, [7])  # a rollback; what comes anew is given anew
-    writing.read(6, [8, 9, 10])
-    writing.finish()
-    assert guesses(SuffixText(corpus, BOUNDS, 0), [99, 7, 8])[:2] == [9, 10]
 
 
 async def test_sessions_meet_in_a_corpus_only_under_one_salt_unless_sharing_is_asked_for() -> None:

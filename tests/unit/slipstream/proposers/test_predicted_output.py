@@ -28,7 +28,7 @@ def guess(text: PredictionText, path: list[int] | None = None) -> int | None:
 
 def fed(prediction: list[int], output: list[int]) -> PredictionText:
     text = PredictionText(prediction, len(PROMPT))
-    text.read(0, PROMPT + output)
+    text.read(PROMPT + output)
     return text
 
 
@@ -60,12 +60,12 @@ def test_after_every_edit_the_place_is_found_again_by_the_first_token_that_is_ke
     original = chance.sample(range(NEW), length)
     after = edited(original, chance, gap=GRAM)
     text = PredictionText(original, len(PROMPT))
-    text.read(0, PROMPT)
+    text.read(PROMPT)
     for index, (token, origin) in enumerate(zip(after.tokens, after.origin, strict=True)):
         before = after.origin[index - 1] if index else -1
         if origin is not None and before is not None and origin == before + 1:
             assert guess(text) == token
-        text.read(len(PROMPT) + index, [token])
+        text.read([token])
 
 
 @pytest.mark.parametrize("vocabulary", [30, 1000])
@@ -83,7 +83,7 @@ def test_in_texts_that_repeat_tokens_a_few_kept_ones_are_enough(vocabulary: int)
             if since > GRAM:
                 total += 1
                 late += guess(text) != token
-            text.read(index, [token])
+            text.read([token])
     assert total > 1000
     assert late <= 0.02 * total
 
@@ -130,18 +130,14 @@ def test_a_path_of_guesses_moves_the_place_as_commits_do(
     assert guessed == committed
 
 
-@given(SYMBOLS, st.lists(st.tuples(st.integers(0, 45), SYMBOLS), max_size=5))
-def test_rollbacks_and_repeats_leave_the_place_where_the_tokens_say(
-    prediction: list[int], reads: list[tuple[int, list[int]]]
-) -> None:
-    text, tokens = PredictionText(prediction, len(PROMPT)), list(PROMPT)
-    text.read(0, tokens)
-    for start, more in reads:
-        start = min(start, len(tokens))
-        tokens = tokens[:start] + more if start + len(more) >= len(PROMPT) else tokens
-        text.read(min(start, len(tokens)), tokens[start:])
-        fresh = fed(prediction, tokens[len(PROMPT) :])
-        assert [node.token for node in text.look_up([], 4)][:1] == [node.token for node in fresh.look_up([], 4)][:1]
+@given(SYMBOLS, st.lists(SYMBOLS, max_size=5))
+def test_in_whatever_pieces_a_text_is_read_its_place_is_one(prediction: list[int], pieces: list[list[int]]) -> None:
+    text, tokens = PredictionText(prediction, len(PROMPT)), list[int]()
+    for piece in (PROMPT[:1], PROMPT[1:], *pieces):
+        text.read(piece)
+        tokens += piece
+    fresh = fed(prediction, tokens[len(PROMPT) :])
+    assert text.look_up([], 4) == fresh.look_up([], 4)
 
 
 class Counted(list[int]):

@@ -138,27 +138,24 @@ def test_tokens_spell_the_bytes_that_were_encoded(family: str, text: str, broken
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_draft_tokens_are_a_function_of_the_text(target: str, draft: str, data: st.DataObject) -> None:
-    """However it arrives, piece by piece, with the last token told again, with rollbacks."""
+    """In whatever pieces it arrives."""
     pair = translation(target, draft)
     grown, told, longest = DraftText(pair), list[int](), 0
     for _ in range(data.draw(st.integers(1, 6))):
-        start = data.draw(st.integers(0, len(told)))
         kept = grown.closed[:]
         fresh = data.draw(tokens_of(target))
-        grown.read(start, fresh)
-        same = told[start:] == fresh[: len(told) - start]
-        told = told[:start] + fresh
+        grown.read(fresh)
+        told += fresh
         once = DraftText(pair)
-        once.read(0, told)
+        once.read(told)
         assert grown.ids == once.ids
         assert len(grown) == len(told)
-        if same:
-            assert grown.closed[: len(kept)] == kept
+        assert grown.closed[: len(kept)] == kept
         longest = max(longest, len(grown.tail()))
         assert all(0 <= token < pair.draft.size for token in grown.ids)
     path = data.draw(tokens_of(target))
     ahead = grown.closed + grown.tail(path)
-    grown.read(len(told), path)
+    grown.read(path)
     assert ahead == grown.ids
     assert longest <= CUT_AT + 8
 
@@ -170,7 +167,7 @@ def test_nothing_of_the_text_is_lost_or_added(target: str, draft: str, data: st.
     pair = translation(target, draft)
     tokens = data.draw(tokens_of(target))
     text = DraftText(pair)
-    text.read(0, tokens)
+    text.read(tokens)
     expected = as_bytes(target, tokens)
     found = as_bytes(draft, text.ids)
     assert found == expected or (pair.target.prepends and b" " + found == expected)
@@ -181,7 +178,7 @@ def test_every_byte_token_of_half_a_character_arrives() -> None:
     text = DraftText(pair)
     smile = pair.target.encode("a🙂".encode())
     for count, token in enumerate(smile):
-        text.read(count, [token])
+        text.read([token])
         assert as_bytes("bytes", text.ids) == "a🙂".encode()[: count + 1]
 
 
@@ -189,7 +186,7 @@ def test_special_tokens_are_never_spelled_out_and_meet_their_twins() -> None:
     pair = Translation(spelling("bytes"), spelling("other bytes"), ([0], [0]))
     mark, end = pair.target.special["<|mark|>"], pair.target.special["<|end|>"]
     text = DraftText(pair)
-    text.read(0, [*pair.target.encode(b"in"), mark, *pair.target.encode(b"it"), end])
+    text.read([*pair.target.encode(b"in"), mark, *pair.target.encode(b"it"), end])
     draft = pair.draft
     twins = draft.special["<|mark|>"], draft.special["</s>"]
     assert text.ids == [*draft.encode(b"in"), twins[0], *draft.encode(b"it"), twins[1]]
@@ -204,15 +201,15 @@ def test_the_beginning_is_marked_once() -> None:
     to_llama, from_llama = translation("bytes", "byte fallback"), translation("byte fallback", "bytes")
     begin = to_llama.draft.special["<s>"]
     text = DraftText(to_llama)
-    text.read(0, to_llama.target.encode(b"read it"))
+    text.read(to_llama.target.encode(b"read it"))
     assert text.ids == [begin, *to_llama.draft.encode(b"read it", False)]
     assert as_bytes("byte fallback", text.ids) == b" read it"
     back = DraftText(from_llama)
-    back.read(0, text.ids)
+    back.read(text.ids)
     assert back.ids == from_llama.draft.encode(b"read it")
     same = Translation(spelling("byte fallback"), spelling("byte fallback"))
     mirror = DraftText(same)
-    mirror.read(0, text.ids)
+    mirror.read(text.ids)
     assert mirror.ids == text.ids
 
 
