@@ -17,8 +17,8 @@ import pytest
 
 from gateway.api.openai import responses
 from gateway.api.openai.responses import StoredLimits, StoredResponse, unpack_stored
-from gateway.requests.chat import MAX_MESSAGES
 from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.text.chat_messages import MAX_MESSAGES
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import verifier_pb2
 from tests.front import Setting

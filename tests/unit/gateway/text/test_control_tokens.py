@@ -52,11 +52,11 @@ def byte_tokens(special: list[str], others: list[str], source: str, **flags: Any
 
 def control(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     """The added tokens among these."""
-    return [tokenizer._encoder.id_to_token(token) for token in tokens if token >= 256]
+    return [tokenizer.encoding.encoder.id_to_token(token) for token in tokens if token >= 256]
 
 
 def whole_text(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    text: str = tokenizer._encoder.decode(tokens, skip_special_tokens=False)
+    text: str = tokenizer.encoding.encoder.decode(tokens, skip_special_tokens=False)
     return text
 
 
