@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Encoder
 from gateway.text.chat_messages import read_chat
 from gateway.text.encoding import TextEncoding, tokenized
 from gateway.text.json_body import IDS, take_apart
-from gateway.work.frames import Frame
+from gateway.work.frames import Buffer, Frame
 from gateway.work.server import Handlers, serve
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.v1 import gateway_pb2
@@ -37,7 +37,7 @@ def load(setup: Frame) -> Handlers:
         "decode": texts.decode,
         "body": lambda job: take_apart(job.body, job.head["most_values"]),
         "deflate": lambda job: Frame({}, zlib.compress(job.body)),
-        "inflate": inflate,
+        "inflate": lambda job: Frame({}, inflated(job.body, job.head["most"])),
     }
 
 
@@ -67,12 +67,12 @@ class _Texts:
         return Frame({}, json.dumps(tokenized(tokens, text_of, asked["max_length"])).encode())
 
 
-def inflate(job: Frame) -> Frame:
+def inflated(deflated: Buffer, most: int) -> bytes:
     """One byte more than `most` of what has more, and nothing of what was never deflated."""
     try:
-        return Frame({}, zlib.decompressobj().decompress(job.body, job.head["most"] + 1))
+        return zlib.decompressobj().decompress(deflated, most + 1)
     except zlib.error:
-        return Frame({})
+        return b""
 
 
 if __name__ == "__main__":

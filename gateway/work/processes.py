@@ -32,8 +32,6 @@ class WorkingProcess:
         self._line = line
         self._end = end
         self.pid = pid
-        self.worked_bytes = 0
-        """Bytes of the jobs that it had."""
 
     @property
     def alive(self) -> bool:
@@ -48,7 +46,6 @@ class WorkingProcess:
 
     async def ask(self, job: Frame) -> Frame:
         """Raises ProcessLost. Once this was cancelled, the process is of no use any more."""
-        self.worked_bytes += len(job.body)
         try:
             await send_async(self._line, job)
             result = await receive_async(self._line)

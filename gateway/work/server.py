@@ -1,7 +1,7 @@
 """The processes that work: one that is started loads what the work needs, and forks each that works off from itself.
 
 A fork takes a few milliseconds and shares the loaded tokenizer's memory, so a process is cheap to end: when its client
-left, when it takes too long, and behind much work, whose memory it would keep. The process that forks has one thread
+left, when it takes too long, and behind a large job, whose memory and low priority it would keep. The process that forks has one thread
 and no connection, unlike the gateway itself, which could not fork safely.
 """
 
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Frame], Frame]
 Handlers = Mapping[str, Handler]
 """By `kind` of a job's head: job -> result. May raise a SlipstreamError."""
-NICENESS = 10
-"""Work that is waited for by its own client gives way to the verifier's passes, for which everybody waits."""
 MEMORY_BYTES = 1 << 30
 """Most memory of a process besides what it was forked with."""
 FORK, KILL = b"f", b"k"
@@ -41,7 +39,6 @@ def serve(load: Callable[[Frame], Handlers]) -> None:
     """Run the process that forks until the gateway is gone. `load`: makes the handlers of what the gateway sent
     first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is the gateway that ends
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold texts
     control = socket.socket(fileno=int(sys.argv[1]))
     setup = receive(control)
@@ -108,6 +105,7 @@ def _bound_memory() -> None:
 def work(line: socket.socket, handlers: Handlers) -> None:
     """Do jobs, one after the other, until the gateway closes the socket."""
     while (job := receive(line)) is not None:
+        os.nice(job.head["nice"])
         _bound_time(job.head["cpu_s"])
         result = _result(handlers[job.head["kind"]], job)
         del job

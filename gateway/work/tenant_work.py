@@ -28,8 +28,10 @@ STALL_S = 120.0
 """Seconds after which a process that gave no answer is given up, although the kernel did not end it."""
 WAIT_S = 60.0
 """Most seconds that a job waits for its turn."""
-RETIRE_BYTES = 1 << 22
-"""A process that worked on so many bytes is replaced, so that it does not keep their memory."""
+LARGE_BYTES = 1 << 16
+"""A job of so many bytes gives way to everything else on the machine, and its process is replaced: that keeps neither
+the priority nor the memory."""
+NICENESS = 10
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +81,8 @@ class TenantWork:
         tenant = caller()
         await tenant.charge(-(-len(body) // KINDS[kind]))
         loop = asyncio.get_running_loop()
-        job = _Job(Frame({"kind": kind, "cpu_s": CPU_S} | options, body), loop.create_future(), self._clock())
+        limits = {"cpu_s": CPU_S, "nice": NICENESS if len(body) >= LARGE_BYTES else 0}
+        job = _Job(Frame({"kind": kind} | limits | options, body), loop.create_future(), self._clock())
         try:
             self._queue.put(tenant.name, job, len(body))
         except ResourceExhausted:
@@ -140,10 +143,10 @@ class TenantWork:
         finally:
             if result is None:
                 process.kill()
-            elif process.worked_bytes < RETIRE_BYTES:
-                self._idle.append(process)
-            else:
+            elif job.frame.head["nice"]:
                 process.retire()
+            else:
+                self._idle.append(process)
         if result is not None:
             if not job.result.done():
                 job.result.set_result(result)

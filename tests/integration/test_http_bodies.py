@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from gateway.api.http.body import LARGE_BODIES, LARGE_OF_ONE, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
+from gateway.api.http.body import LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
 from gateway.api.http.entry import local_hosts
 from gateway.auth.tenant import Tenant, TenantLimits, called_by
 from gateway.text.json_body import KEY_BYTES

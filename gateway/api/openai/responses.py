@@ -36,6 +36,7 @@ from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
 from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.tool_calls import forced_call, new_reader
+from gateway.text.worker import inflated
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
@@ -115,8 +116,8 @@ async def _pack(parts: HttpDependencies, stored: StoredResponse, prompt: int) ->
 
 
 async def _unpack(parts: HttpDependencies, kept: bytes) -> StoredResponse:
-    """Raises what `unpack_stored` raises."""
-    limits, written = StoredLimits.of(parts.config.max_prompt_bytes), _inflated(kept, AT_ONCE)
+    """Raises what `read_stored` raises."""
+    limits, written = StoredLimits.of(parts.config.max_prompt_bytes), inflated(kept, AT_ONCE)
     if len(written) > AT_ONCE:
         written = bytes((await parts.work.run("inflate", kept, most=limits.size)).body)
     return read_stored(written, limits)
@@ -268,14 +269,6 @@ class StoredResponse:
 
 
 _READER = TypeAdapter(StoredResponse)
-
-
-def _inflated(kept: bytes, most: int) -> bytes:
-    """One byte more than `most` of what has more, and nothing of what was never deflated."""
-    try:
-        return zlib.decompressobj().decompress(kept, most + 1)
-    except zlib.error:
-        return b""
 
 
 def read_stored(written: bytes, limits: StoredLimits) -> StoredResponse:

@@ -122,7 +122,7 @@ async def test_control_tokens_are_not_made_of_parts(parts: tuple[str, str]) -> N
 
 
 async def test_a_control_token_that_normalisation_would_make_is_refused() -> None:
-    encoder = byte_tokens([], [], PLAIN, normalizer=normalizers.Lowercase())._encoder
+    encoder = byte_tokens([], [], PLAIN, normalizer=normalizers.Lowercase()).encoding.encoder
     encoder.add_special_tokens([AddedToken("<end>", special=True, normalized=True)])
     tokenizer = Tokenizer(encoder, 1 << 20, ChatTemplateSource({"default": PLAIN}))
     with pytest.raises(InvalidArgument) as caught:
