@@ -23,12 +23,19 @@ class Text:
         """Tokens that it has at least."""
         self._encode = encode
         self._encoded: Once[Sequence[int]] | None = None
+        self._kept: tuple[int, ...] | None = None
 
     async def tokens(self, most: int) -> Sequence[int]:
         """Encoded by the first that asks. Raises what encoding raises."""
         if self._encoded is None:
             self._encoded = Once(lambda: self._encode(most))
         return await self._encoded.get()
+
+    def kept(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """One copy, for all choices, of tokens that may be kept."""
+        if self._kept is None:
+            self._kept = tuple(tokens)
+        return self._kept
 
 
 @dataclass(slots=True, eq=False)

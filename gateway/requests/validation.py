@@ -78,8 +78,8 @@ class RequestValidator:
             _check_room(texts, predicted, model, tenant)
         structure = await self._structure(request, model, stop_token_ids)
         most = tenant.most_prompt(model.max_length - 1)
-        prompt = _checked_prompt(await texts.prompt.tokens(most), model)
-        prediction = _checked_prediction(await predicted.tokens(most), model)
+        prompt = texts.prompt.kept(_checked_prompt(await texts.prompt.tokens(most), model))
+        prediction = predicted.kept(_checked_prediction(await predicted.tokens(most), model))
         check_annotation(request.annotation, len(prompt))
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + most_output, model.max_length)
@@ -272,12 +272,12 @@ def _check_room(texts: Texts, predicted: Text, model: types_pb2.ModelInfo, tenan
         texts.room.asked = True
 
 
-def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> tuple[int, ...]:
+def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> Sequence[int]:
     if not tokens:
         raise InvalidArgument("The prompt is empty; send at least one token of text.", reason="EMPTY_PROMPT")
     _check_prompt_length(len(tokens), model)
     _check_tokens("prompt_token_ids", max(tokens), model)
-    return tuple(tokens)
+    return tokens
 
 
 def _check_prompt_length(tokens: int, model: types_pb2.ModelInfo, least: str = "") -> None:
@@ -290,10 +290,10 @@ def _check_prompt_length(tokens: int, model: types_pb2.ModelInfo, least: str = "
         )
 
 
-def _checked_prediction(tokens: Sequence[int], model: types_pb2.ModelInfo) -> tuple[int, ...]:
+def _checked_prediction(tokens: Sequence[int], model: types_pb2.ModelInfo) -> Sequence[int]:
     _check_prediction_length(len(tokens), model)
     _check_tokens("prediction", max(tokens, default=0), model)
-    return tuple(tokens)
+    return tokens
 
 
 def _check_prediction_length(tokens: int, model: types_pb2.ModelInfo, least: str = "") -> None:

@@ -1,8 +1,8 @@
 """The processes that work: one that is started loads what the work needs, and forks each that works off from itself.
 
 A fork takes a few milliseconds and shares the loaded tokenizer's memory, so a process is cheap to end: when its client
-left, when it takes too long, and behind a large job, whose memory and low priority it would keep. The process that forks has one thread
-and no connection, unlike the gateway itself, which could not fork safely.
+left, when it takes too long, and behind a large job, whose memory and low priority it would keep. The process that
+forks has one thread and no connection, unlike the gateway itself, which could not fork safely.
 """
 
 from __future__ import annotations
