@@ -179,8 +179,7 @@ async def check(config: GatewayConfig) -> None:
 
 
 async def _announce(gateway: GatewayServer) -> None:
-    await gateway.work.prepare()
-    await gateway.ready()
+    await asyncio.gather(gateway.work.prepare(), gateway.ready())
     log.info("%s", gateway.server.announcement)
     print(gateway.server.announcement, flush=True)
 

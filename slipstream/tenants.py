@@ -78,14 +78,16 @@ class FairQueue(Generic[T]):
         self._running: Counter[str] = Counter()
 
     def put(self, tenant: str, job: T, size: int = 0) -> None:
-        """`size`: bytes of the job. Raises ResourceExhausted for a tenant with MOST_WAITING jobs, or with so many
-        bytes."""
-        jobs = self._waiting.get(tenant, ())
-        over = self._most_bytes and self._bytes[tenant] + size > self._most_bytes
-        if len(jobs) >= MOST_WAITING or over:
-            raise ResourceExhausted("too much of this tenant's work waits already; try again later.", reason="WORK")
+        """`size`: bytes of the job. Raises what `check` raises."""
+        self.check(tenant, size)
         self._waiting.setdefault(tenant, deque()).append((job, size))
         self._bytes[tenant] += size
+
+    def check(self, tenant: str, size: int = 0) -> None:
+        """Raises ResourceExhausted for a tenant with MOST_WAITING jobs, or without room for so many bytes more."""
+        over = self._most_bytes and self._bytes[tenant] + size > self._most_bytes
+        if len(self._waiting.get(tenant, ())) >= MOST_WAITING or over:
+            raise ResourceExhausted("too much of this tenant's work waits already; try again later.", reason="WORK")
 
     def take(self) -> tuple[str, T] | None:
         """The job whose turn it is, with its tenant, which runs one more until `done`; None where all have to wait."""

@@ -130,15 +130,11 @@ class RequestValidator:
         resolved = await self.resolve(stored, 0, prompt=prompt)
         most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
+            _check_edit(self._tokenizer.least_tokens(change.text), change, most)
             edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []
         else:
             edit = change.token_ids.token_ids
-        if len(edit) > most - change.output_tokens:
-            raise InvalidArgument(
-                f"{change.output_tokens} tokens and an edit of {len(edit)} exceed max_tokens, {most}; keep fewer, or "
-                "raise max_tokens.",
-                reason="EDIT_TOO_LONG",
-            )
+        _check_edit(len(edit), change, most)
         _check_tokens("the edit", max(edit, default=0), resolved.model)
         written = min(stored.edited_tokens, change.output_tokens) + len(edit)
         caller().check_prompt(len(prompt) + written)
@@ -301,6 +297,16 @@ def _check_prediction_length(tokens: int, model: types_pb2.ModelInfo, least: str
         raise InvalidArgument(
             f"The prediction has {least}{tokens} tokens and {model.name} holds {model.max_length}; shorten it.",
             reason="PREDICTION_TOO_LONG",
+        )
+
+
+def _check_edit(tokens: int, change: gateway_pb2.RollbackRequest, most: int) -> None:
+    """`tokens`: of the edit, at least. `most`: output tokens of the session."""
+    if tokens > most - change.output_tokens:
+        raise InvalidArgument(
+            f"{change.output_tokens} tokens and an edit of {tokens} exceed max_tokens, {most}; keep fewer, or "
+            "raise max_tokens.",
+            reason="EDIT_TOO_LONG",
         )
 
 

@@ -45,6 +45,8 @@ Keep = Callable[[int], Awaitable[bytes]]
 FREE_EPOCHS = 16
 """Epochs of a session, of which every run has one, after which a client that resumes it pays for the whole text again.
 """
+PIECE = 1024
+"""Tokens of an output that are decoded at once where they come at once: 3 ms."""
 POLL_S = 0.2
 """Seconds between two looks at the log of a session that another gateway runs and a client follows here."""
 
@@ -246,7 +248,7 @@ class SessionRegistry:
             record = await self.read_record(session_id)
             stored = self._check_vocabulary(stored_request(record))
             if record.outcome:
-                return self._ended_stream(record)
+                return await self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
         again = self._ownership.may_take(record) and _charged_by_resume(record.epoch)
@@ -363,7 +365,7 @@ class SessionRegistry:
         self._check_vocabulary(stored_request(record))
         if not record.outcome:
             raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
-        return [event async for event in self._ended_stream(record).follow()]
+        return [event async for event in (await self._ended_stream(record)).follow()]
 
     async def read_record(self, session_id: str) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
@@ -470,9 +472,11 @@ class SessionRegistry:
             )
         return stored
 
-    def _ended_stream(self, record: SessionRecord) -> OutputStream:
+    async def _ended_stream(self, record: SessionRecord) -> OutputStream:
         stream = self._new_stream(record)
-        stream.append_tokens(record.tokens[record.prompt_length :])
+        for start in range(record.prompt_length, len(record.tokens), PIECE):
+            stream.append_tokens(record.tokens[start : start + PIECE])
+            await asyncio.sleep(0)  # other sessions' tokens do not wait for all of a long text
         _finish_stream(stream, record)
         return stream
 

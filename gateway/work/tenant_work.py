@@ -79,15 +79,13 @@ class TenantWork:
         tenant may have waiting, or its quota allows, InvalidArgument for what takes too long, Unavailable where the
         process was lost."""
         tenant = caller()
+        self._check(tenant.name, kind, body)
         await tenant.charge(-(-len(body) // KINDS[kind]))
+        self._check(tenant.name, kind, body)
         loop = asyncio.get_running_loop()
         limits = {"cpu_s": CPU_S, "nice": NICENESS if len(body) >= LARGE_BYTES else 0}
         job = _Job(Frame({"kind": kind} | limits | options, body), loop.create_future(), self._clock())
-        try:
-            self._queue.put(tenant.name, job, len(body))
-        except ResourceExhausted:
-            self.failures[kind, "refused"] += 1
-            raise
+        self._queue.put(tenant.name, job, len(body))
         self.waiting[kind] += 1
         self._begin_jobs()
         turn = loop.call_later(WAIT_S, self._give_up, tenant.name, job)
@@ -106,6 +104,14 @@ class TenantWork:
             process.retire()
         self._idle.clear()
         await self._source.close()
+
+    def _check(self, tenant: str, kind: str, body: Buffer) -> None:
+        """Raises ResourceExhausted where nothing more may wait for the tenant."""
+        try:
+            self._queue.check(tenant, len(body))
+        except ResourceExhausted:
+            self.failures[kind, "refused"] += 1
+            raise
 
     def _begin_jobs(self) -> None:
         while len(self._serving) < self._processes and (taken := self._queue.take()) is not None:

@@ -3,7 +3,10 @@ where it is long."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -21,6 +24,7 @@ from gateway.work.tenant_work import TenantWork
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2
+from tests.fleet import until
 from tests.front import Setting
 from tests.web import CHAT_TEMPLATE, Web, web
 
@@ -28,7 +32,7 @@ KEY = new_key()
 BEARER = {"authorization": f"Bearer {KEY}"}
 LENGTH = 6_000
 LONG = "a text that is too long for the event loop, " * 60
-HUGE = LONG * 40
+HUGE = LONG * 15
 """More bytes than LENGTH tokens of five bytes have, and less than a prompt may have."""
 SAID = [{"role": "user", "content": LONG}]
 
@@ -116,7 +120,7 @@ async def test_a_long_text_is_read_once_and_not_on_the_event_loop(
         (", sessions = 2", {"n": 3}, "key_sessions"),
         (", tokens_per_minute = 500", {}, "key_tokens"),
         (", max_tokens = 1", {}, "key_output"),
-        ("", {"model": "another"}, "not_found"),
+        ("", {"model": "another"}, "no_model"),
         ("", {"temperature": -1.0}, "invalid_argument"),
         ("", {"stop": ["x" * 1000]}, "invalid_argument"),
         ("", {"priority": -5}, "priority"),
@@ -170,29 +174,27 @@ async def test_large_bodies_are_parsed_beside_the_event_loop_and_mean_the_same(
     headers = BEARER | {"content-type": "application/json"}
     escaped = b'{"prompt": "' + b"\\u0041" * 20_000 + b'", "add_special_tokens": false}'
     many = json.dumps({"tokens": [65] * 40_000}).encode()
-    answers = [
-        await served.client.post(path, content=body, headers=headers)
-        for path, body in (("/tokenize", escaped), ("/detokenize", many))
-    ]
-    assert answers[0].json()["tokens"] == [setting.tokenizer.token_to_id("A")] * 20_000
-    assert answers[1].json()["prompt"] == setting.tokenizer.decode([65] * 40_000)
     ids = json.dumps({"prompt": [[66] * 40_000, [67] * 40_000], "max_tokens": 2}).encode()
-    refused = await served.client.post("/v1/completions", content=ids, headers=headers)
-    assert refused.json()["error"]["code"] == "prompt_too_long"
-    wrong = await served.client.post("/tokenize", content=escaped[:-1], headers=headers)
-    assert wrong.json()["error"]["message"].startswith(f"The body is no JSON, from its character {len(escaped) - 1} on")
-    assert len(escaped) > SMALL_BYTES < len(many) and max(sizes) < SMALL_BYTES
+    asked = [("/tokenize", escaped), ("/detokenize", many), ("/v1/completions", ids), ("/tokenize", escaped[:-1])]
+    answers = [await served.client.post(path, content=body, headers=headers) for path, body in asked]
+    monkeypatch.undo()
+    assert all(len(body) > SMALL_BYTES for _, body in asked) and max(sizes) < SMALL_BYTES
+    split, joined, refused, wrong = [answer.json() for answer in answers]
+    assert split["tokens"] == [setting.tokenizer.token_to_id("A")] * 20_000
+    assert joined["prompt"] == setting.tokenizer.decode([65] * 40_000)
+    assert refused["error"]["code"] == "prompt_too_long"
+    assert wrong["error"]["message"].startswith(f"The body is no JSON, from its character {len(escaped) - 1} on")
 
 
 async def test_a_body_is_no_larger_than_texts_that_the_key_may_send_need(
     setting: Setting, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     served = await serving(setting, stack, tmp_path, ", prompt_tokens = 10")
-    content = json.dumps({"prompt": "x" * (1_100_000)}).encode()
+    content = b'{"prompt": "' + b"\\u0041" * 190_000 + b'"}'
     headers = BEARER | {"content-type": "application/json"}
     refused = await served.client.post("/v1/completions", content=content, headers=headers)
     assert refused.status_code == 413 and refused.json()["error"]["code"] == "body_too_large"
-    counted = await served.client.post("/tokenize", content=content[:900_000] + b'"}', headers=headers)
+    counted = await served.client.post("/tokenize", content=content, headers=headers)
     assert counted.status_code == 200
 
 
@@ -200,3 +202,24 @@ async def test_texts_to_count_are_charged(setting: Setting, stack: AsyncExitStac
     served = await serving(setting, stack, tmp_path, ", tokens_per_minute = 100")
     statuses = [(await served.post("/tokenize", {"prompt": LONG}, **BEARER)).status_code for _ in range(12)]
     assert statuses[0] == 200 and statuses[-1] == 429, statuses
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens", "/v1/completions", "/v1/chat/completions"])
+async def test_work_ends_when_its_client_leaves(
+    path: str, setting: Setting, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    """What waits and what is being done, whatever route it is for."""
+    served = await serving(setting, stack, tmp_path)
+    work, huge = served.front.gateway.work, [{"role": "user", "content": "many words, " * 8_000}]
+    body = {"messages": huge} if path != "/v1/completions" else {"prompt": "x", "prediction": {"content": LONG * 10}}
+    assert (await served.post("/tokenize", {"prompt": LONG}, **BEARER)).status_code == 200
+    for process in work._idle:
+        os.kill(process.pid, signal.SIGSTOP)  # takes a job, and never ends it
+    sent = [asyncio.create_task(served.post(path, body | {"max_tokens": 2}, **BEARER)) for _ in range(4)]
+    await until(lambda: work.waiting.total() == 3)
+    for task in sent:
+        task.cancel()
+    await asyncio.wait(sent)
+    await until(lambda: not work.waiting.total() and not work._serving)
+    assert sum(work.failures.values()) == 1
+    assert (await served.post("/tokenize", {"prompt": LONG}, **BEARER)).status_code == 200

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,10 @@ from slipstream.errors import InvalidArgument, Unavailable
 
 SMALL_BYTES = 65_536
 """Bodies up to this size are read however many others are, and parsed on the event loop: some 2 ms."""
+WATCHED_BYTES = 2048
+"""A client whose body is larger may have work done that takes long, which ends when it leaves."""
+LEFT = 499
+"""Status of what is not sent, for the client has left."""
 LARGE_BODIES = 4
 """Bodies of the largest size that are read and parsed at a time."""
 LARGE_OF_ONE = 2
@@ -162,8 +166,9 @@ class BodyRoute(APIRoute):
 
         async def handle_and_forget(request: Request) -> Response:
             try:
-                await _parse_large(request)
-                return await handle(request)
+                if len(await request.body()) < WATCHED_BYTES:
+                    return await handle(request)
+                return await _while_connected(request, _handle_large(request, handle))
             finally:
                 for name in ("_body", "_json"):
                     vars(request).pop(name, None)
@@ -172,11 +177,29 @@ class BodyRoute(APIRoute):
         return handle_and_forget
 
 
-async def _parse_large(request: Request) -> None:
+async def _handle_large(request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
     """Parse a large body where that delays nobody; the route then finds its value."""
     reader, body = request.scope["state"].get(_READER), await request.body()
     if reader is not None and len(body) > SMALL_BYTES and _JSON.match(request.headers.get("content-type", "")):
         request._json = await reader.parse(body)
+    return await handle(request)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The response that is to be sent; work on it ends when the client has left."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=LEFT)
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.wait([working, leaving])
 
 
 def _check_unicode(body: bytes) -> None:
