@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.text.chat_template import Message
-from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer, is_short
 from gateway.work.once import Once
 from slipstream.v1 import gateway_pb2
 
@@ -18,15 +18,19 @@ Encode = Callable[[int], Awaitable[Sequence[int]]]
 class Text:
     """A prompt or a prediction."""
 
-    def __init__(self, least: int, encode: Encode) -> None:
+    def __init__(self, least: int, encode: Encode, *, short: bool = False) -> None:
+        """`short`: encoding it waits for nothing."""
         self.least = least
         """Tokens that it has at least."""
         self._encode = encode
+        self._short = short
         self._encoded: Once[Sequence[int]] | None = None
         self._kept: tuple[int, ...] | None = None
 
     async def tokens(self, most: int) -> Sequence[int]:
         """Encoded by the first that asks. Raises what encoding raises."""
+        if self._short:
+            return await self._encode(most) if self._kept is None else self._kept
         if self._encoded is None:
             self._encoded = Once(lambda: self._encode(most))
         return await self._encoded.get()
@@ -61,19 +65,19 @@ class Texts:
 
 def text_of(tokenizer: Tokenizer, text: str) -> Text:
     """A prompt. Raises InvalidArgument for a text above the size limit."""
-    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode(text))
+    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode(text), short=is_short(text))
 
 
 def part_of(tokenizer: Tokenizer, text: str) -> Text:
     """A prediction, which begins in the middle of a text. Raises InvalidArgument for a text above the size limit."""
-    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode_middle(text))
+    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode_middle(text), short=is_short(text))
 
 
 def tokens_of(tokens: Sequence[int]) -> Text:
     async def given(_: int) -> Sequence[int]:
         return tokens
 
-    return Text(len(tokens), given)
+    return Text(len(tokens), given, short=True)
 
 
 def chat_of(
@@ -83,7 +87,8 @@ def chat_of(
     variables: Mapping[str, Any] | None = None,
 ) -> Text:
     """A conversation, of which templates may leave anything out."""
-    return Text(1, lambda most: tokenizer.encode_chat(messages, tools, variables, most))
+    short = is_short([messages, tools, variables])
+    return Text(1, lambda most: tokenizer.encode_chat(messages, tools, variables, most), short=short)
 
 
 def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> Text:

@@ -26,7 +26,7 @@ from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import gateway_pb2, types_pb2
 
 SHORT = 2048
-"""Shorter texts, in characters or bytes, are encoded on the event loop: that takes 1 ms, and another process one more.
+"""Shorter texts, in characters, are encoded on the event loop: that takes 1 ms, and another process one more.
 """
 SHORT_TOKENS = 512
 """As few tokens are decoded there."""
@@ -86,7 +86,7 @@ class Tokenizer:
         0: none. Raises what `TextEncoding.encode_chat` raises."""
         given = [messages, tools, variables or {}]
         most_bytes = most_tokens * self.longest_token
-        if self.work is None or _is_short(given):
+        if self.work is None or is_short(given):
             return self.encoding.encode_chat(messages, tools, variables or {}, most_bytes)
         body = _as_json(given)
         return _ids(await self._run("chat", body, proto=False, most_bytes=most_bytes, answer=None))
@@ -104,11 +104,11 @@ class Tokenizer:
         `texts`: with the text of each token. Raises what `encode` and `encode_chat` raise."""
         kind, answer = WHOLE if special else RENDERED, {"texts": texts, "max_length": max_length}
         if isinstance(given, str):
-            size = self._checked_size(given)
-            if self.work is not None and size >= SHORT:
+            self._checked_size(given)
+            if self.work is not None and not is_short(given):
                 return bytes(await self._run("encode", given.encode(), text=kind, answer=answer))
             tokens = self.encoding.encode(given, kind)
-        elif self.work is not None and not _is_short(given):
+        elif self.work is not None and not is_short(given):
             body = _as_json([given, (), {}])
             return bytes(await self._run("chat", body, proto=False, most_bytes=0, answer=answer))
         else:
@@ -157,8 +157,8 @@ class Tokenizer:
         return size
 
     async def _encode(self, text: str, kind: str) -> Sequence[int]:
-        size = self._checked_size(text)
-        if self.work is None or size < SHORT:
+        self._checked_size(text)
+        if self.work is None or is_short(text):
             return self.encoding.encode(text, kind)
         return _ids(await self._run("encode", text.encode(), text=kind, answer=None))
 
@@ -180,7 +180,7 @@ def _as_json(value: Any) -> bytes:
         raise InvalidArgument(message, reason="TOO_DEEP") from error
 
 
-def _is_short(value: Any) -> bool:
+def is_short(value: Any) -> bool:
     """Whether a value has less than SHORT characters and entries. Looks at no more of them."""
     left, waiting = SHORT, [value]
     while waiting and left > 0:
