@@ -17,6 +17,8 @@ from slipstream.errors import InvalidArgument
 from slipstream.telemetry.logs import check as check_logs
 
 PREFIX = "GATEWAY_"
+BODY_FACTOR = 6
+"""Bytes of JSON for a byte of text, at most: `\\u0000`."""
 BESIDES_BYTES = 1 << 20
 """Most bytes of a request besides its prompt and its prediction."""
 
@@ -99,6 +101,8 @@ class GatewayConfig:
     """Sessions are assigned to arms by a hash of this name and their id."""
     max_prompt_bytes: int = 1_048_576
     """Most bytes of a prompt's text, and of a prediction's."""
+    text_processes: int = 2
+    """Processes that read long texts and large bodies at a time; one tenant has all but one of them."""
     max_stop_strings: int = 16
     """Most stop strings of one request."""
     max_stop_bytes: int = 64
@@ -202,6 +206,7 @@ class GatewayConfig:
     def _check_numbers(self) -> None:
         require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s", "http_idle_s")
         require_positive(self, PREFIX, "max_sessions", "max_tokens_default", "credit_tokens", "max_prompt_bytes")
+        require_positive(self, PREFIX, "text_processes")
         require_positive(self, PREFIX, "breaker_window_s", "breaker_cool_down_s", "memory_store_bytes")
         require_not_negative(self, PREFIX, "failed_keys_per_minute", "max_draft_tokens", "rehomings", "grace_s")
         require_not_negative(self, PREFIX, "max_stop_strings", "max_stop_bytes", "max_stop_tokens")

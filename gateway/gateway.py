@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
-from gateway.config import BESIDES_BYTES, GatewayConfig
+from gateway.config import BESIDES_BYTES, BODY_FACTOR, GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
@@ -32,6 +32,9 @@ from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
 from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
+from gateway.text.worker import setup_of
+from gateway.work.processes import ProcessSource
+from gateway.work.tenant_work import TenantWork
 from slipstream.errors import Unavailable
 from slipstream.process import tune_runtime, until_signal
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, dialer
@@ -88,6 +91,7 @@ class GatewayServer:
     trial: Trial | None
     store: MeasuredStore
     config: GatewayConfig
+    work: TenantWork
 
     async def ready(self) -> None:
         """Wait until a verifier can serve, then let health checks succeed. Raises FailedPrecondition for a store that
@@ -104,8 +108,8 @@ class GatewayServer:
 @asynccontextmanager
 async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncIterator[GatewayServer]:
     """A gateway that listens; at the end its running sessions have `grace_s` to finish, and are let go then."""
-    tokenizer = await asyncio.to_thread(_load_tokenizer, config)
     async with AsyncExitStack() as stack:
+        tokenizer, work = await _open_texts(config, outside, stack)
         store, quota = _open_store(config, outside)
         stack.push_async_callback(store.close)
         metrics, traffic = _request_metrics(config), ByteCounter()
@@ -125,10 +129,10 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         service = GatewayService(sessions, router, tokenizer, trial)
         keys = _open_keys(config, outside, quota)
         server = Server([service.register], _access(config, outside, keys), _grpc_options(config))
-        parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, outside.tracing)
+        parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
-        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector, server))
+        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector, server, work))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
@@ -140,7 +144,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
             try:
                 address = await server.start(config.listen, config.health_listen)
                 server.http_address = "" if http is None else await http.start(config.http)
-                yield GatewayServer(address, router, sessions, server, tokenizer, metrics, trial, store, config)
+                yield GatewayServer(address, router, sessions, server, tokenizer, metrics, trial, store, config, work)
             finally:
                 await drain(server, sessions, config.grace_s, http)
                 await flush(write_behind, config.store_grace_s)
@@ -175,7 +179,7 @@ async def check(config: GatewayConfig) -> None:
 
 
 async def _announce(gateway: GatewayServer) -> None:
-    await gateway.ready()
+    await asyncio.gather(gateway.work.prepare(), gateway.ready())
     log.info("%s", gateway.server.announcement)
     print(gateway.server.announcement, flush=True)
 
@@ -184,7 +188,7 @@ def _http_server(
     config: GatewayConfig,
     outside: GatewayDependencies,
     keys: ApiKeys | None,
-    shared: tuple[SessionRegistry, Router, Tokenizer, MetricsCollector, Server],
+    shared: tuple[SessionRegistry, Router, Tokenizer, MetricsCollector, Server, TenantWork],
 ) -> HttpServer | None:
     if config.http == OFF:
         return None
@@ -200,9 +204,21 @@ def _client_certificates(config: GatewayConfig, outside: GatewayDependencies) ->
     return Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
 
 
-def _load_tokenizer(config: GatewayConfig) -> Tokenizer:
-    template = load_chat_template(config.tokenizer, file=config.chat_template)
-    return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template)
+async def _open_texts(
+    config: GatewayConfig, outside: GatewayDependencies, stack: AsyncExitStack
+) -> tuple[Tokenizer, TenantWork]:
+    """The tokenizer, and what encodes long texts with it until the stack ends."""
+
+    def load() -> Tokenizer:
+        template = load_chat_template(config.tokenizer, file=config.chat_template)
+        return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template)
+
+    tokenizer = await asyncio.to_thread(load)
+    source = ProcessSource("gateway.text.worker", lambda: setup_of(tokenizer.encoding))
+    most_bytes = 2 * (BODY_FACTOR * 2 * config.max_prompt_bytes + BESIDES_BYTES)
+    work = tokenizer.work = TenantWork(source, config.text_processes, most_bytes, outside.clock)
+    stack.push_async_callback(work.close)
+    return tokenizer, work
 
 
 def _open_keys(config: GatewayConfig, outside: GatewayDependencies, quota: SharedQuota | None) -> ApiKeys | None:

@@ -62,19 +62,78 @@ class PerTenant(Generic[T]):
         return iter(self._values.values())
 
 
+class FairQueue(Generic[T]):
+    """Jobs that wait, by tenant: tenants take turns, and those of one tenant run in the order in which they came. One
+    tenant has at most `most_running` of them at a time, so that another one's next job need not wait for one of these.
+
+    Bounded for each tenant, in jobs and in bytes. Not safe for threads."""
+
+    def __init__(self, most_running: int, most_bytes: int = 0) -> None:
+        """`most_bytes`: of what waits for one tenant; 0: not counted."""
+        self._most_running = most_running
+        self._most_bytes = most_bytes
+        self._waiting: OrderedDict[str, deque[tuple[T, int]]] = OrderedDict()
+        """By tenant, the one whose turn is next first."""
+        self._bytes: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+
+    def put(self, tenant: str, job: T, size: int = 0) -> None:
+        """`size`: bytes of the job. Raises what `check` raises."""
+        self.check(tenant, size)
+        self._waiting.setdefault(tenant, deque()).append((job, size))
+        self._bytes[tenant] += size
+
+    def check(self, tenant: str, size: int = 0) -> None:
+        """Raises ResourceExhausted for a tenant with MOST_WAITING jobs, or without room for so many bytes more."""
+        over = self._most_bytes and self._bytes[tenant] + size > self._most_bytes
+        if len(self._waiting.get(tenant, ())) >= MOST_WAITING or over:
+            raise ResourceExhausted("too much of this tenant's work waits already; try again later.", reason="WORK")
+
+    def take(self) -> tuple[str, T] | None:
+        """The job whose turn it is, with its tenant, which runs one more until `done`; None where all have to wait."""
+        tenant = next((each for each in self._waiting if self._running[each] < self._most_running), None)
+        if tenant is None:
+            return None
+        jobs = self._waiting.pop(tenant)
+        job, size = jobs.popleft()
+        if jobs:
+            self._waiting[tenant] = jobs  # last: the others have their turns first
+        self._running[tenant] += 1
+        self._forget(tenant, size)
+        return tenant, job
+
+    def done(self, tenant: str) -> None:
+        """A job of this tenant has ended."""
+        self._running[tenant] -= 1
+        self._running += Counter()  # drops those that run nothing
+
+    def remove(self, tenant: str, job: T) -> bool:
+        """Take a job out that nobody waits for any more; whether it was still in the queue."""
+        jobs = self._waiting.get(tenant, deque())
+        found = next((each for each in jobs if each[0] is job), None)
+        if found is None:
+            return False
+        jobs.remove(found)
+        if not jobs:
+            del self._waiting[tenant]
+        self._forget(tenant, found[1])
+        return True
+
+    def _forget(self, tenant: str, size: int) -> None:
+        self._bytes[tenant] -= size
+        self._bytes += Counter()
+
+
 class FairThreads:
-    """Runs jobs in the order of their tenants' turns, and those of one tenant in the order in which they came. One
-    tenant has at most all threads but one, so another one's next job waits for no job of its own length.
+    """Runs jobs in the order of a FairQueue. One tenant has at most all threads but one, so another one's next job
+    waits for no job of its own length.
 
     For functions that release the interpreter's lock and whose cost a client chooses, such as that of a grammar."""
 
     def __init__(self, threads: int, name: str, stack_bytes: int = 0) -> None:
         """`stack_bytes`: size of each thread's stack; 0: the usual one. The threads end with the process."""
-        self._most_running = max(1, threads - 1)
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
-        """By tenant, the one whose turn is next first."""
-        self._running: Counter[str] = Counter()
+        self._queue: FairQueue[_Job] = FairQueue(max(1, threads - 1))
         with _starting:  # the size of a stack is a setting of the whole process
             usual = threading.stack_size(stack_bytes)
             try:
@@ -88,36 +147,21 @@ class FairThreads:
         jobs."""
         future: Future[R] = Future()
         with self._changed:
-            jobs = self._waiting.setdefault(tenant, deque())
-            if len(jobs) >= MOST_WAITING:
-                raise ResourceExhausted("too much of this tenant's work waits already; try again later.")
-            jobs.append((future, lambda: function(*args, **kwargs)))
+            self._queue.put(tenant, (future, lambda: function(*args, **kwargs)))
             self._changed.notify()
         return future
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                while (tenant := self._next_tenant()) is None:
+                while (taken := self._queue.take()) is None:
                     self._changed.wait()
-                job = self._take(tenant)
+            tenant, job = taken
             _run(*job)
-            del job  # what it holds is not kept while nothing runs
+            del job, taken  # what they hold is not kept while nothing runs
             with self._changed:
-                self._running[tenant] -= 1
-                self._running += Counter()  # drops those that run nothing
+                self._queue.done(tenant)
                 self._changed.notify()
-
-    def _next_tenant(self) -> str | None:
-        return next((tenant for tenant in self._waiting if self._running[tenant] < self._most_running), None)
-
-    def _take(self, tenant: str) -> _Job:
-        jobs = self._waiting.pop(tenant)
-        job = jobs.popleft()
-        if jobs:
-            self._waiting[tenant] = jobs  # last: the others have their turns first
-        self._running[tenant] += 1
-        return job
 
 
 def _run(future: Future[Any], function: Callable[[], Any]) -> None:

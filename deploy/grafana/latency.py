@@ -62,6 +62,16 @@ LATENCY = Dashboard(
                 "As Redis counts it. A full store takes no tokens.",
                 "bytes",
             ),
+            Panel(
+                "Long texts and bodies",
+                (
+                    *quantiles("slipstream_work_seconds"),
+                    Query("sum by (kind) (slipstream_work_waiting)", "{{kind}} waiting"),
+                    Query(rate("slipstream_work_failures_total", "reason"), "{{reason}} a second"),
+                ),
+                "Read in processes that API keys share in turns; what waits or is refused is often one key's.",
+                "s",
+            ),
         ),
     ),
     (MODEL, WORKLOAD),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.api.anthropic import messages
 from gateway.api.http import operations
-from gateway.api.http.body import BodyLimits
+from gateway.api.http.body import BodyLimits, BodyReader
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import REQUEST_ID, Application, Entry, local_hosts
 from gateway.api.http.errors import MethodNotAllowed, http_error
@@ -21,14 +22,15 @@ from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
 from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
-from gateway.config import BESIDES_BYTES
+from gateway.auth.tenant import caller
+from gateway.config import BESIDES_BYTES, BODY_FACTOR
 from slipstream.client.completion import TRACE_ID
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
 from slipstream.rpc.tls import Certificates
 from slipstream.version import running_version
 
-BODY_FACTOR = 6
-"""Bytes of JSON for a byte of text, at most: `\\u0000`."""
+COUNTING = frozenset({"/tokenize", "/detokenize"})
+"""Paths of requests whose text no model reads."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")
@@ -70,15 +72,30 @@ def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(SlipstreamError, _failed)
     config = parts.config
-    most = BODY_FACTOR * 2 * config.max_prompt_bytes + BESIDES_BYTES
-    limits = BodyLimits(bytes=most, values=config.max_prompt_bytes, idle_s=config.http_idle_s)
+    limits = BodyLimits(_body_bytes(config.max_prompt_bytes), config.max_prompt_bytes, config.http_idle_s)
+    bodies = BodyReader(limits, parts.work, partial(_most_bytes, parts))
     hosts = local_hosts(config.http, config.http_origins) if keys is None else None
-    entry: Application = Entry(app, keys, limits, hosts)
+    entry: Application = Entry(app, keys, bodies, hosts)
     if config.http_origins:  # around the entry: browsers ask without a key whether they may ask
         allowed: Any = {"allow_origins": config.http_origins, "allow_methods": ["*"], "allow_headers": ["*"]}
         allowed["expose_headers"] = [REQUEST_ID, "retry-after", "retry-after-ms", TRACE_ID]
         entry = CORSMiddleware(entry, **allowed)
     return entry
+
+
+def _body_bytes(text_bytes: int) -> int:
+    """Most bytes of a body with a prompt and a prediction of so many bytes."""
+    return BODY_FACTOR * 2 * text_bytes + BESIDES_BYTES
+
+
+def _most_bytes(parts: HttpDependencies, path: str) -> int:
+    """What the caller's own limits leave of a body: longer texts than any model, and the caller's key, take are of no
+    use, unless they are only to be counted."""
+    most, longest = parts.config.max_prompt_bytes, parts.tokenizer.longest_token
+    lengths = [model.max_length for model in parts.router.models().values()]
+    if lengths and longest and path not in COUNTING:
+        most = min(most, longest * caller().most_prompt(max(lengths)))
+    return _body_bytes(most)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

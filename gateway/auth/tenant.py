@@ -84,14 +84,27 @@ class Tenant:
         """Count one request."""
         await self._charge(requests=1)
 
-    def check_prompt(self, tokens: int) -> None:
-        """Raises InvalidArgument for more than the key may ever send."""
+    def check_prompt(self, tokens: int, least: str = "") -> None:
+        """Raises InvalidArgument for more than the key may ever send. `least`: "at least " where there may be more."""
         limit = self.limits.prompt_tokens
         if limit and tokens > limit:
             raise InvalidArgument(
-                f"The prompt or prediction has {tokens} tokens and key {self.name} may send {limit}; shorten it.",
+                f"The prompt or prediction has {least}{tokens} tokens and key {self.name} may send {limit}; shorten "
+                "it.",
                 reason="KEY_PROMPT",
             )
+
+    def most_prompt(self, most: int) -> int:
+        """Most tokens of a prompt, of which a model takes `most`."""
+        return min(most, self.limits.prompt_tokens or most)
+
+    def check_room(self, tokens: int, sessions: int) -> None:
+        """Raises what `admit` would raise for so many tokens and sessions as this gateway counts them; takes none."""
+        self._check_fits(tokens)
+        if self.limits.sessions and self.sessions + sessions > self.limits.sessions:
+            raise self._refusal("sessions", 0.0)
+        if wait := self._tokens.wait_s(tokens, self._clock()):
+            raise self._refusal("tokens", wait)
 
     def most_output(self, asked: int | None, default: int) -> int:
         """The limit on a request's output tokens. Raises InvalidArgument for more than the key may ever request."""
@@ -138,12 +151,7 @@ class Tenant:
 
     async def _charge(self, requests: int = 0, tokens: int = 0, sessions: int = 0) -> None:
         """Charge all of it, or nothing."""
-        if not self._tokens.fits(tokens):
-            raise InvalidArgument(
-                f"The request takes {tokens} tokens, and key {self.name} has {self.limits.tokens_per_minute} a minute; "
-                "ask for less.",
-                reason="KEY_TOKENS",
-            )
+        self._check_fits(tokens)
         self.sessions += sessions
         try:
             if not await self._charge_shared(self._demand(requests, tokens, sessions)):
@@ -153,6 +161,14 @@ class Tenant:
             raise
         self._requests.take(requests)
         self._tokens.take(tokens)
+
+    def _check_fits(self, tokens: int) -> None:
+        if not self._tokens.fits(tokens):
+            raise InvalidArgument(
+                f"The request takes {tokens} tokens, and key {self.name} has {self.limits.tokens_per_minute} a minute; "
+                "ask for less.",
+                reason="KEY_TOKENS",
+            )
 
     async def _charge_shared(self, demand: Demand) -> bool:
         """Whether all gateways' count was charged; it is not where there is none, or while it is away."""

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
-from gateway.requests.chat import read_chat
 from gateway.requests.resolved_request import ResolvedRequest
+from gateway.requests.texts import Text, Texts, message_of, part_of, text_of, tokens_of
 from gateway.routing.experiment import Arm
 from gateway.routing.router import DrafterRequirements, Router
 from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
@@ -48,11 +48,17 @@ class RequestValidator:
         self._experiment = config.parsed_experiment()
 
     async def resolve(
-        self, request: Asked, running: int, session_id: str = "", prompt: Sequence[int] | None = None
+        self,
+        request: Asked,
+        running: int,
+        session_id: str = "",
+        prompt: Sequence[int] | None = None,
+        texts: Texts | None = None,
     ) -> ResolvedRequest:
         """Resolve the request of a session; one without an id takes no part in experiments. `running`: sessions that
         the gateway has. `prompt`: token ids of a session that was admitted before; missing drafters are no error then.
-        Raises a typed error whose sentence names what to change."""
+        `texts`: what the request is made from, where it does not say that itself. Raises a typed error whose sentence
+        names what to change: all that costs nothing is checked before any text is encoded."""
         again = prompt is not None
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
@@ -65,12 +71,18 @@ class RequestValidator:
         stop_token_ids = self._stop_token_ids(request, model)
         self._check_priority(request.priority, tenant)
         top_logprobs = _top_logprobs(request)
+        most_output = self._max_tokens(request, tenant)
+        texts = self._texts(request, prompt) if texts is None else texts
+        predicted = self._predicted(request.prediction) if texts.prediction is None else texts.prediction
+        if not again:
+            _check_room(texts, predicted, model, tenant)
         structure = await self._structure(request, model, stop_token_ids)
-        prompt = _checked_prompt(await self._encode_prompt(request) if prompt is None else prompt, model)
-        prediction = await self._prediction(request.prediction, model)
+        most = tenant.most_prompt(model.max_length - 1)
+        prompt = texts.prompt.kept(_checked_prompt(await texts.prompt.tokens(most), model))
+        prediction = predicted.kept(_checked_prediction(await predicted.tokens(most), model))
         check_annotation(request.annotation, len(prompt))
         tenant.check_prompt(max(len(prompt), len(prediction)))
-        max_length = min(len(prompt) + self._max_tokens(request, tenant), model.max_length)
+        max_length = min(len(prompt) + most_output, model.max_length)
         _check_message(max_length + len(prediction), model)
         rule = choose(
             self._rules, RuleInput(request.workload, request.cache_salt, max_length - len(prompt), len(prompt))
@@ -118,15 +130,11 @@ class RequestValidator:
         resolved = await self.resolve(stored, 0, prompt=prompt)
         most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
+            _check_edit(self._tokenizer.least_tokens(change.text), change, most)
             edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []
         else:
             edit = change.token_ids.token_ids
-        if len(edit) > most - change.output_tokens:
-            raise InvalidArgument(
-                f"{change.output_tokens} tokens and an edit of {len(edit)} exceed max_tokens, {most}; keep fewer, or "
-                "raise max_tokens.",
-                reason="EDIT_TOO_LONG",
-            )
+        _check_edit(len(edit), change, most)
         _check_tokens("the edit", max(edit, default=0), resolved.model)
         written = min(stored.edited_tokens, change.output_tokens) + len(edit)
         caller().check_prompt(len(prompt) + written)
@@ -170,28 +178,23 @@ class RequestValidator:
         await self._tokenizer.compile(structure, model, caller().salt(request.cache_salt))
         return structure
 
-    async def _encode_prompt(self, request: Asked) -> Sequence[int]:
+    def _texts(self, request: Asked, prompt: Sequence[int] | None) -> Texts:
+        """The request's own prompt, or that of a session that was admitted before."""
+        if prompt is not None:
+            return Texts(tokens_of(prompt))
         assert isinstance(request, gateway_pb2.GenerateRequest)
         kind = request.WhichOneof("input")
         if kind == "prompt_token_ids":
-            return request.prompt_token_ids.token_ids  # copied once its length is known to be right
+            return Texts(tokens_of(request.prompt_token_ids.token_ids))  # copied once its length is known to be right
         if kind == "chat":
-            return await self._tokenizer.encode_chat(*read_chat(request.chat))
-        return await self._tokenizer.encode(request.prompt) if request.prompt else []
+            return Texts(message_of(self._tokenizer, request.chat))
+        return Texts(text_of(self._tokenizer, request.prompt) if request.prompt else tokens_of([]))
 
-    async def _prediction(self, asked: gateway_pb2.Prediction, model: types_pb2.ModelInfo) -> tuple[int, ...]:
-        """The prediction's tokens; empty where nothing is predicted."""
-        if asked.WhichOneof("content") == "text":
-            tokens: Sequence[int] = await self._tokenizer.encode_middle(asked.text) if asked.text else []
-        else:
-            tokens = asked.token_ids.token_ids
-        if len(tokens) > model.max_length:
-            raise InvalidArgument(
-                f"The prediction has {len(tokens)} tokens and {model.name} holds {model.max_length}; shorten it.",
-                reason="PREDICTION_TOO_LONG",
-            )
-        _check_tokens("prediction", max(tokens, default=0), model)
-        return tuple(tokens)
+    def _predicted(self, asked: gateway_pb2.Prediction) -> Text:
+        """The request's own prediction; empty where nothing is predicted."""
+        if asked.WhichOneof("content") == "text" and asked.text:
+            return part_of(self._tokenizer, asked.text)
+        return tokens_of(asked.token_ids.token_ids)
 
     def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> SamplingParams:
         set_fields = {field.name: value for field, value in options.ListFields()}
@@ -254,17 +257,57 @@ class RequestValidator:
         return min(rule.max_draft_tokens or limit, limit)
 
 
-def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> tuple[int, ...]:
+def _check_room(texts: Texts, predicted: Text, model: types_pb2.ModelInfo, tenant: Tenant) -> None:
+    """Raises a typed error for texts that are too long however they are encoded, and for a tenant without room for the
+    request. Most of what is refused is refused here, for nothing."""
+    _check_prompt_length(texts.prompt.least, model, "at least ")
+    _check_prediction_length(predicted.least, model, "at least ")
+    tenant.check_prompt(max(texts.prompt.least, predicted.least), "at least ")
+    if not texts.room.asked:
+        tenant.check_room(texts.choices * (texts.prompt.least + 1), texts.room.choices)
+        texts.room.asked = True
+
+
+def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> Sequence[int]:
     if not tokens:
         raise InvalidArgument("The prompt is empty; send at least one token of text.", reason="EMPTY_PROMPT")
-    if len(tokens) >= model.max_length:
+    _check_prompt_length(len(tokens), model)
+    _check_tokens("prompt_token_ids", max(tokens), model)
+    return tokens
+
+
+def _check_prompt_length(tokens: int, model: types_pb2.ModelInfo, least: str = "") -> None:
+    """`least`: "at least " where there may be more."""
+    if tokens >= model.max_length:
         raise InvalidArgument(
-            f"The prompt has {len(tokens)} tokens and {model.name} holds {model.max_length} with its output; "
+            f"The prompt has {least}{tokens} tokens and {model.name} holds {model.max_length} with its output; "
             "shorten it.",
             reason="PROMPT_TOO_LONG",
         )
-    _check_tokens("prompt_token_ids", max(tokens), model)
-    return tuple(tokens)
+
+
+def _checked_prediction(tokens: Sequence[int], model: types_pb2.ModelInfo) -> Sequence[int]:
+    _check_prediction_length(len(tokens), model)
+    _check_tokens("prediction", max(tokens, default=0), model)
+    return tokens
+
+
+def _check_prediction_length(tokens: int, model: types_pb2.ModelInfo, least: str = "") -> None:
+    if tokens > model.max_length:
+        raise InvalidArgument(
+            f"The prediction has {least}{tokens} tokens and {model.name} holds {model.max_length}; shorten it.",
+            reason="PREDICTION_TOO_LONG",
+        )
+
+
+def _check_edit(tokens: int, change: gateway_pb2.RollbackRequest, most: int) -> None:
+    """`tokens`: of the edit, at least. `most`: output tokens of the session."""
+    if tokens > most - change.output_tokens:
+        raise InvalidArgument(
+            f"{change.output_tokens} tokens and an edit of {tokens} exceed max_tokens, {most}; keep fewer, or "
+            "raise max_tokens.",
+            reason="EDIT_TOO_LONG",
+        )
 
 
 def _check_message(tokens: int, model: types_pb2.ModelInfo) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from gateway.auth.tenant import TokenReservation, caller
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
+from gateway.requests.texts import Texts
 from gateway.requests.validation import RequestValidator
 from gateway.routing.router import prefix_hashes
 from gateway.sessions.arithmetic import Spans, chosen, cut, same_request, spans_of, with_spans
@@ -38,10 +39,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Send = Callable[[Event], Awaitable[None]]
 """Sends one event to the client, and returns once the client may have the next one."""
+Keep = Callable[[int], Awaitable[bytes]]
+"""Makes what the gateway keeps with a session whose prompt has so many tokens."""
 
 FREE_EPOCHS = 16
 """Epochs of a session, of which every run has one, after which a client that resumes it pays for the whole text again.
 """
+PIECE = 1024
+"""Tokens of an output that are decoded at once where they come at once: 3 ms."""
 POLL_S = 0.2
 """Seconds between two looks at the log of a session that another gateway runs and a client follows here."""
 
@@ -174,14 +179,21 @@ class SessionRegistry:
     # Calls of clients.
 
     async def generate(
-        self, request: gateway_pb2.GenerateRequest, context: RequestContext, send: Send, response: bytes = b""
+        self,
+        request: gateway_pb2.GenerateRequest,
+        context: RequestContext,
+        send: Send,
+        *,
+        texts: Texts | None = None,
+        keep: Keep | None = None,
     ) -> None:
-        """Start a session and send its events. `response`: what the gateway keeps with it. Raises what RequestValidator
-        and the store raise, and what ends the session."""
+        """Start a session and send its events. `texts`: what it is written from, where the request does not say that.
+        `keep`: makes what the gateway keeps with it. Raises what RequestValidator, `keep` and the store raise, and what
+        ends the session."""
         with self._client(), self._context.observers.watch_request("generate", context) as observer:
             observer.generate_requested(request)
             with self._context.observers.admitting():
-                stream = await self._start_session(request, response)
+                stream = await self._start_session(request, texts, keep)
             await _send_events(stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
@@ -194,13 +206,18 @@ class SessionRegistry:
             stream = await self._open_stream(request.session_id, revision, mixed)
             await _send_events(stream.follow(request.offset, characters, revision), observer, send)
 
-    async def _start_session(self, request: gateway_pb2.GenerateRequest, response: bytes) -> OutputStream:
-        """The stream of a new session, in the log and running. Raises what RequestValidator and the store raise."""
+    async def _start_session(
+        self, request: gateway_pb2.GenerateRequest, texts: Texts | None, keep: Keep | None
+    ) -> OutputStream:
+        """The stream of a new session, in the log and running. Raises what RequestValidator, `keep` and the store
+        raise."""
         arrived_at = self._context.clock()
         self._check_open()
         session_id = self._new_id()
         with self._arrival():
-            resolved = replace(await self._validator.resolve(request, self._count, session_id), response=response)
+            resolved = await self._validator.resolve(request, self._count, session_id, texts=texts)
+            if keep is not None:
+                resolved = replace(resolved, response=await keep(len(resolved.prompt)))
             reservation = await _reserve(resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
@@ -231,7 +248,7 @@ class SessionRegistry:
             record = await self.read_record(session_id)
             stored = self._check_vocabulary(stored_request(record))
             if record.outcome:
-                return self._ended_stream(record)
+                return await self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
         again = self._ownership.may_take(record) and _charged_by_resume(record.epoch)
@@ -348,7 +365,7 @@ class SessionRegistry:
         self._check_vocabulary(stored_request(record))
         if not record.outcome:
             raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
-        return [event async for event in self._ended_stream(record).follow()]
+        return [event async for event in (await self._ended_stream(record)).follow()]
 
     async def read_record(self, session_id: str) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
@@ -455,9 +472,11 @@ class SessionRegistry:
             )
         return stored
 
-    def _ended_stream(self, record: SessionRecord) -> OutputStream:
+    async def _ended_stream(self, record: SessionRecord) -> OutputStream:
         stream = self._new_stream(record)
-        stream.append_tokens(record.tokens[record.prompt_length :])
+        for start in range(record.prompt_length, len(record.tokens), PIECE):
+            stream.append_tokens(record.tokens[start : start + PIECE])
+            await asyncio.sleep(0)  # other sessions' tokens do not wait for all of a long text
         _finish_stream(stream, record)
         return stream
 

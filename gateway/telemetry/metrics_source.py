@@ -13,6 +13,7 @@ from gateway.store.measured import MeasuredStore
 from gateway.store.session_store import StoreMemory
 from gateway.store.write_behind import WriteBehindQueue
 from gateway.telemetry.request_metrics import MEASURED_OUTCOMES, RequestMetrics, RequestSeries
+from gateway.work.tenant_work import TenantWork
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
@@ -36,6 +37,7 @@ class MetricsParts:
     write_behind: WriteBehindQueue | None
     traffic: ByteCounter
     server: Server
+    work: TenantWork
     tracing: Tracing | None = None
 
 
@@ -127,6 +129,9 @@ def _requests(parts: MetricsParts) -> dict[metrics.Metric, Source]:
         metrics.GATEWAY_WAITING: lambda: requests.waiting,
         metrics.REHOMINGS: lambda: requests.rehomings,
         metrics.ARITHMETIC_CHANGES: lambda: requests.arithmetic_changes,
+        metrics.WORK_WAITING: lambda: {(kind,): count for kind, count in parts.work.waiting.items()},
+        metrics.WORK_SECONDS: parts.work.seconds,
+        metrics.WORK_FAILURES: lambda: parts.work.failures,
     }
 
 

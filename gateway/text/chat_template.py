@@ -39,13 +39,13 @@ class ChatTemplate:
     """The template of one model."""
 
     def __init__(self, source: ChatTemplateSource | None, max_bytes: int) -> None:
-        self._source = source
-        self._max_bytes = max_bytes
+        self.given = source
+        self.max_bytes = max_bytes
         self._compiled: dict[str, Template] = {}
 
     @property
     def fingerprint(self) -> str:
-        return "" if self._source is None else self._source.fingerprint
+        return "" if self.given is None else self.given.fingerprint
 
     def render(
         self,
@@ -72,10 +72,10 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": variables.get("add_generation_prompt", not unfinished),
         }
-        assert self._source is not None
+        assert self.given is not None
         token = _steps.set(0)
         try:
-            text = self._joined(template.generate({**self._source.special_tokens, **variables, **given}))
+            text = self._joined(template.generate({**self.given.special_tokens, **variables, **given}))
             return _up_to_last(text, messages[-1]) if unfinished else text
         except InvalidArgument:
             raise
@@ -91,9 +91,9 @@ class ChatTemplate:
         written, size = list[str](), 0
         for block in blocks:
             size += len(block.encode())
-            if size > self._max_bytes:
+            if size > self.max_bytes:
                 raise InvalidArgument(
-                    f"The conversation has more than {self._max_bytes} bytes in the model's template; shorten it.",
+                    f"The conversation has more than {self.max_bytes} bytes in the model's template; shorten it.",
                     reason="TEXT_TOO_LONG",
                 )
             written.append(block)
@@ -101,13 +101,13 @@ class ChatTemplate:
 
     def source(self, *, tools: bool) -> str:
         """Jinja source for a request with tools, or without. Raises FailedPrecondition for a model without one."""
-        if self._source is None:
+        if self.given is None:
             raise FailedPrecondition(
                 "The model has no chat template; send a prompt instead, or let the operator name a template with "
                 "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template FILE`).",
                 reason="CHAT_TEMPLATE_MISSING",
             )
-        return self._source.chosen(tools=tools)
+        return self.given.chosen(tools=tools)
 
     def _template(self, tools: bool) -> Template:
         source = self.source(tools=tools)

@@ -1,73 +1,127 @@
-"""Text to token ids, without ever holding the event loop for long."""
+"""Text to token ids, without ever holding the event loop for long: short texts at once, long ones as tenants' work."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from array import array
 from collections.abc import Mapping, Sequence
-from functools import partial
+from itertools import islice
 from typing import Any
 
-from tokenizers import Encoding
 from tokenizers import Tokenizer as Encoder
 
+from gateway.text.chat_messages import read_chat
 from gateway.text.chat_template import ChatTemplate, Message
-from gateway.text.control_tokens import ControlTokens
-from gateway.text.detokenizer import Detokenizer, TokenDecoder
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.encoding import MIDDLE, RENDERED, WHOLE, TextEncoding, tokenized
+from gateway.text.json_body import IDS
+from gateway.text.token_bytes import longest_token_bytes
+from gateway.work.tenant_work import TenantWork
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
-from slipstream.tokenizer.codec import Encode, MidTextEncoder
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import gateway_pb2, types_pb2
 
-THREAD_FROM_CHARACTERS = 2048
-"""Shorter texts are encoded in less time than a thread costs."""
-
-DEVELOPER = "developer"
-"""Role that newer clients give the system's messages; templates that do not know it would leave such messages out."""
+SHORT = 2048
+"""Shorter texts, in characters, are encoded on the event loop: that takes 1 ms, and another process one more.
+"""
+SHORT_TOKENS = 512
+"""As few tokens are decoded there."""
 
 
 class Tokenizer:
-    def __init__(self, encoder: Encoder, max_bytes: int, chat_template: ChatTemplateSource | None = None) -> None:
-        self._encoder = encoder
-        self.chat_template = ChatTemplate(chat_template, max_bytes)
+    """Token ids of long texts are arrays. Whatever is long raises what `TenantWork.run` raises, too."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        max_bytes: int,
+        chat_template: ChatTemplateSource | None = None,
+        work: TenantWork | None = None,
+    ) -> None:
+        """`work`: None does everything on the event loop, for callers that serve nobody else."""
+        self.encoding = TextEncoding(encoder, max_bytes, chat_template)
+        self.work = work
         self._max_bytes = max_bytes
-        self._decoding = TokenDecoder(encoder)
-        self._middle = MidTextEncoder(partial(self._encode, special=False), self._joined)
-        self._control: dict[str, ControlTokens] = {}
-        """By source of the template."""
         self._grammars: dict[tuple[object, ...], Grammars] = {}
         self.fingerprint = fingerprint(encoder)
+        self.longest_token = longest_token_bytes(encoder)
+        """Most bytes of a text for one token; 0 where that is not known."""
 
-    async def encode(self, text: str) -> list[int]:
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self.encoding.chat_template
+
+    def least_tokens(self, text: str) -> int:
+        """Tokens that a text has at least, which costs nothing to know. Raises InvalidArgument for a text above the
+        size limit."""
+        size = self._checked_size(text)
+        return -(-size // self.longest_token) if self.longest_token else min(1, size)
+
+    async def encode(self, text: str) -> Sequence[int]:
         """Token ids of a whole text, with the special tokens that the tokenizer puts around it. Raises InvalidArgument
         for a text above the size limit."""
-        return await self._measured(self._encode, text)
+        return await self._encode(text, WHOLE)
+
+    async def encode_middle(self, text: str) -> Sequence[int]:
+        """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
+        return await self._encode(text, MIDDLE)
+
+    async def encode_rendered(self, text: str) -> Sequence[int]:
+        """Token ids of a text that holds its special tokens already, as a chat template writes it. Raises what `encode`
+        raises."""
+        return await self._encode(text, RENDERED)
 
     async def encode_chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation in the chat template, up to where the model answers. Control tokens in the
-        conversation are text. Raises what `ControlTokens.mark` and `ChatTemplate.render` raise, and InvalidArgument for
-        what is nested too deeply."""
-        return await asyncio.to_thread(self._encode_chat, messages, tools, variables or {})
+        most_tokens: int = 0,
+    ) -> Sequence[int]:
+        """Token ids of a conversation in the chat template. `most_tokens`: above which the conversation is of no use;
+        0: none. Raises what `TextEncoding.encode_chat` raises."""
+        given = [messages, tools, variables or {}]
+        most_bytes = most_tokens * self.longest_token
+        if self.work is None or is_short(given):
+            return self.encoding.encode_chat(messages, tools, variables or {}, most_bytes)
+        body = _as_json(given)
+        return _ids(await self._run("chat", body, proto=False, most_bytes=most_bytes, answer=None))
 
-    async def encode_middle(self, text: str) -> list[int]:
-        """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
-        return await self._measured(self._middle.encode, text)
+    async def encode_message(self, chat: gateway_pb2.Chat, most_tokens: int = 0) -> Sequence[int]:
+        """`encode_chat` of a conversation as a client of gRPC sends it. Raises what `read_chat` raises, too."""
+        most_bytes = most_tokens * self.longest_token
+        if self.work is None or chat.ByteSize() < SHORT:
+            return self.encoding.encode_chat(*read_chat(chat), most_bytes)
+        body = chat.SerializeToString()
+        return _ids(await self._run("chat", body, proto=True, most_bytes=most_bytes, answer=None))
 
-    async def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of a text that holds its special tokens already, as a chat template writes it. Raises what `encode`
-        raises."""
-        return await self._measured(partial(self._encode, special=False), text)
+    async def tokenized(self, given: str | Sequence[Message], *, special: bool, texts: bool, max_length: int) -> bytes:
+        """The answer of `/tokenize` in JSON, for a text or messages. `special`: with the special tokens around a text.
+        `texts`: with the text of each token. Raises what `encode` and `encode_chat` raise."""
+        kind, answer = WHOLE if special else RENDERED, {"texts": texts, "max_length": max_length}
+        if isinstance(given, str):
+            self._checked_size(given)
+            if self.work is not None and not is_short(given):
+                return bytes(await self._run("encode", given.encode(), text=kind, answer=answer))
+            tokens = self.encoding.encode(given, kind)
+        elif self.work is not None and not is_short(given):
+            body = _as_json([given, (), {}])
+            return bytes(await self._run("chat", body, proto=False, most_bytes=0, answer=answer))
+        else:
+            tokens = self.encoding.encode_chat(given, (), {})
+        text_of = (lambda token: self.shown(token).text) if texts else None
+        return json.dumps(tokenized(tokens, text_of, max_length)).encode()
 
-    async def decode(self, tokens: Sequence[int]) -> str:
-        """The text of these tokens, without special tokens."""
-        return await asyncio.to_thread(self._decoding.whole, tokens)
+    async def decode(self, tokens: Sequence[int], below: int = 0) -> str:
+        """The text of these tokens, without special tokens. `below`: where every id has to be; 0: they were checked.
+        Raises InvalidArgument for others."""
+        if self.work is None or len(tokens) < SHORT_TOKENS:
+            return self.encoding.decode(tokens, below)
+        return str(await self._run("decode", array(IDS, tokens).tobytes(), below=below), "utf-8")
 
     async def prepare(self, model: types_pb2.ModelInfo) -> None:
         """Prepare structured output for a model: what takes long the first time is done now."""
@@ -84,55 +138,59 @@ class Tokenizer:
         size, ends = model.vocabulary_size, tuple(model.eos_token_ids)
         key = (model.vocabulary_fingerprint, size, ends)
         if key not in self._grammars:
-            self._grammars[key] = Grammars(lambda: self._encoder, model.vocabulary_fingerprint, size, ends)
+            encoder = self.encoding.encoder
+            self._grammars[key] = Grammars(lambda: encoder, model.vocabulary_fingerprint, size, ends)
         return self._grammars[key]
 
     def shown(self, token: int) -> gateway_pb2.TokenText:
         """The text and bytes of one token."""
-        return self._decoding.text_of(token)
+        return self.encoding.shown(token)
 
     def detokenizer(self) -> Detokenizer:
         """A detokenizer for one session's output."""
-        return self._decoding.detokenizer()
+        return self.encoding.decoder.detokenizer()
 
-    async def _measured(self, encode: Encode, text: str) -> list[int]:
+    def _checked_size(self, text: str) -> int:
         size = len(text.encode())
         if size > self._max_bytes:
             raise InvalidArgument(f"The text has {size} bytes; send at most {self._max_bytes}.", reason="TEXT_TOO_LONG")
-        if len(text) < THREAD_FROM_CHARACTERS:
-            return encode(text)
-        return await asyncio.to_thread(encode, text)
+        return size
 
-    def _encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
-    ) -> list[int]:
-        source = self.chat_template.source(tools=bool(tools))
-        if DEVELOPER not in source:
-            messages = [dict(each) | {"role": "system"} if each.get("role") == DEVELOPER else each for each in messages]
-        if source not in self._control:
-            self._control[source] = ControlTokens(self._encoder, source)
-        try:
-            mark, messages, tools, variables = self._control[source].mark(messages, tools, variables)
-        except RecursionError as error:
-            raise InvalidArgument(
-                "The conversation, its tools or the template's variables are nested too deeply.", reason="TOO_DEEP"
-            ) from error
-        first, *others = self.chat_template.render(messages, tools, variables).split(mark)
-        tokens = self._encode(first, special=False)  # the template writes special tokens
-        for text in others:
-            tokens += self._middle.encode(text)
-        return tokens
+    async def _encode(self, text: str, kind: str) -> Sequence[int]:
+        self._checked_size(text)
+        if self.work is None or is_short(text):
+            return self.encoding.encode(text, kind)
+        return _ids(await self._run("encode", text.encode(), text=kind, answer=None))
 
-    def _encode(self, text: str, special: bool = True) -> list[int]:
-        if len(text) < THREAD_FROM_CHARACTERS:
-            return _ids(self._encoder.encode(text, add_special_tokens=special))
-        # `encode` keeps Python's lock: other threads, and so all streams, would wait. Encoding a batch does not.
-        return _ids(self._encoder.encode_batch([text], add_special_tokens=special)[0])
-
-    def _joined(self, tokens: Sequence[int]) -> bytes:
-        return b"".join(self.shown(token).bytes for token in tokens)
+    async def _run(self, kind: str, body: bytes, **options: Any) -> bytes | bytearray | memoryview:
+        assert self.work is not None
+        return (await self.work.run(kind, body, **options)).body
 
 
-def _ids(encoding: Encoding) -> list[int]:
-    ids: list[int] = encoding.ids
-    return ids
+def _ids(packed: bytes | bytearray | memoryview) -> Sequence[int]:
+    return array(IDS, bytes(packed))
+
+
+def _as_json(value: Any) -> bytes:
+    """Raises InvalidArgument for what no JSON can hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except (RecursionError, ValueError, TypeError) as error:
+        message = "The conversation is nested too deeply, or holds what is no JSON."
+        raise InvalidArgument(message, reason="TOO_DEEP") from error
+
+
+def is_short(value: Any) -> bool:
+    """Whether a value has less than SHORT characters and entries. Looks at no more of them."""
+    left, waiting = SHORT, [value]
+    while waiting and left > 0:
+        each = waiting.pop()
+        if isinstance(each, str):
+            left -= len(each)
+        elif isinstance(each, Mapping):
+            for name, value in islice(each.items(), SHORT):
+                waiting += (name, value)
+        elif isinstance(each, list | tuple):
+            waiting += each[:SHORT]
+        left -= 1
+    return left > 0

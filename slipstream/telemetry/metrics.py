@@ -236,6 +236,23 @@ COST = _gateway(
     "Configured price of the connected workers (GATEWAY_VERIFIER_PRICE, GATEWAY_DRAFTER_PRICES).",
     "role",
 )
+WORK_WAITING = _gateway(
+    "slipstream_work_waiting", "Long texts and bodies that wait for a process that reads them, by kind.", "kind"
+)
+WORK_SECONDS = _histogram(
+    "slipstream_work_seconds",
+    "From the arrival of a long text or body to the result of the process that reads it.",
+    "gateway",
+    _FIRST,
+    ("kind",),
+)
+WORK_FAILURES = _gateway(
+    "slipstream_work_failures_total",
+    "Long texts and bodies that were not read: refused (too much of the tenant's waited), waited (too long), left (the "
+    "client disconnected), too_costly, lost (the process ended).",
+    "kind",
+    "reason",
+)
 STORE_SECONDS = _histogram(
     "slipstream_store_write_seconds",
     "Duration of one attempt of an operation on the session store, failed ones included.",

@@ -289,7 +289,7 @@ async def test_what_a_key_may_never_ask_for_is_invalid(place: Place) -> None:
     place.write(alice=", prompt_tokens = 10, max_tokens = 5, least_priority = 3", bob=", least_priority = -2")
     await place.start()
     with pytest.raises(InvalidArgument, match="may send 10"):
-        await place.generate(ALICE, prompt="x" * 11, priority=3)
+        await place.generate(ALICE, prompt="x" * 11, max_tokens=5, priority=3)
     with pytest.raises(InvalidArgument, match="may ask for 5"):
         await place.generate(ALICE, max_tokens=6, priority=3)
     with pytest.raises(PermissionDenied):

@@ -14,8 +14,13 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from gateway.api.http.body import KEY_BYTES, LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
+from gateway.api.http.body import LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
 from gateway.api.http.entry import local_hosts
+from gateway.auth.tenant import Tenant, TenantLimits, called_by
+from gateway.text.json_body import KEY_BYTES
+from gateway.work.frames import Frame
+from gateway.work.processes import ProcessSource
+from gateway.work.tenant_work import TenantWork
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.errors import PermissionDenied, Unavailable
 from tests.front import Setting
@@ -56,7 +61,7 @@ class Sender:
 
     def __init__(self, size: int) -> None:
         self._messages = [{"type": "http.request", "body": b"x" * size, "more_body": True}, {"type": "http.request"}]
-        self.scope: MutableMapping[str, Any] = {"state": {}}
+        self.scope: MutableMapping[str, Any] = {"state": {}, "path": "/"}
         self.rest = asyncio.Event()
 
     async def receive(self) -> MutableMapping[str, Any]:
@@ -64,14 +69,19 @@ class Sender:
             await self.rest.wait()
         return self._messages.pop(0)
 
-    def read(self, reader: BodyReader) -> asyncio.Task[bytes]:
-        return asyncio.create_task(reader.read(self.scope, "", self.receive))
+    def read(self, reader: BodyReader, tenant: str = "") -> asyncio.Task[bytes]:
+        async def read() -> bytes:
+            called_by(Tenant(tenant, TenantLimits()))
+            return await reader.read(self.scope, "", self.receive)
+
+        return asyncio.create_task(read())
 
 
 async def test_large_bodies_take_a_bounded_memory_and_small_ones_are_read_all_the_same() -> None:
-    reader = BodyReader(BodyLimits(bytes=LARGE, values=1000, idle_s=60))
+    work = TenantWork(ProcessSource("nothing", lambda: Frame({})), processes=1, most_bytes=1)
+    reader = BodyReader(BodyLimits(bytes=LARGE, values=1000, idle_s=60), work, lambda _: LARGE)
     senders = [Sender(LARGE) for _ in range(LARGE_BODIES)]
-    reading = [sender.read(reader) for sender in senders]
+    reading = [sender.read(reader, f"tenant {index % 2}") for index, sender in enumerate(senders)]
     while reader.held_bytes < LARGE_BODIES * LARGE:
         await asyncio.sleep(0)
     refused, small = Sender(LARGE), Sender(SMALL_BYTES)

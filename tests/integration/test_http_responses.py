@@ -16,9 +16,10 @@ import openai
 import pytest
 
 from gateway.api.openai import responses
-from gateway.api.openai.responses import StoredLimits, StoredResponse, unpack_stored
-from gateway.requests.chat import MAX_MESSAGES
+from gateway.api.openai.responses import StoredLimits, StoredResponse, read_stored
 from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.text.chat_messages import MAX_MESSAGES
+from gateway.text.worker import inflated
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import verifier_pb2
 from tests.front import Setting
@@ -293,6 +294,10 @@ def stored(wrong: Any) -> bytes:
     return wrong if isinstance(wrong, bytes) else zlib.compress(json.dumps(good | wrong).encode())
 
 
+def unpacked(kept: bytes) -> StoredResponse:
+    return read_stored(inflated(kept, LIMITS.size), LIMITS)
+
+
 async def test_what_a_client_of_grpc_wrote_beside_a_session_is_no_response(pair: Pair) -> None:
     """Not even where it is what a gateway would have written."""
     first, _ = await pair.start("Hello")
@@ -308,7 +313,7 @@ async def test_what_a_client_of_grpc_wrote_beside_a_session_is_no_response(pair:
 @pytest.mark.parametrize("wrong", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_kept_response_that_is_wrong_is_not_found(wrong: Any) -> None:
     try:
-        unpack_stored(stored(wrong), LIMITS)
+        unpacked(stored(wrong))
     except NotFound as error:
         assert error.reason == "NO_RESPONSE"
 
@@ -327,7 +332,7 @@ def test_what_inflates_to_more_than_a_conversation_is_never_parsed(large: Any, m
     parsed: list[bytes] = []
     monkeypatch.setattr(responses, "_READER", SimpleNamespace(validate_json=parsed.append))
     with pytest.raises(NotFound):
-        unpack_stored(stored(large), LIMITS)
+        unpacked(stored(large))
     assert not parsed
 
 
@@ -336,10 +341,10 @@ def test_no_conversation_is_kept_that_could_not_be_read_again() -> None:
     for messages, fits in (([{"role": "user", "content": '"' * 1_000}], True), (largest.messages, False)):
         kept = StoredResponse(1, "none", {}, messages)
         if fits:
-            assert unpack_stored(kept.pack(LIMITS), LIMITS) == kept
+            assert unpacked(zlib.compress(kept.written(LIMITS))) == kept
         else:
             with pytest.raises(InvalidArgument) as refused:
-                kept.pack(LIMITS)
+                kept.written(LIMITS)
             assert refused.value.reason == "CONVERSATION_TOO_LONG"
 
 

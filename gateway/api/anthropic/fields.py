@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gateway.api.openai.chat import MAX_TOOLS
 from gateway.api.openai.fields import Fields, RequestFields, SamplingFields, SpeculationField, Strings
-from gateway.requests.chat import MAX_MESSAGES
+from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.tool_calls import ANY
 from slipstream.errors import InvalidArgument
 

@@ -17,6 +17,7 @@ from gateway.api.http.reply import Answer, answer_of_events
 from gateway.api.openai.chat import call_format
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.usage import speculation_metrics
+from gateway.requests.texts import Texts, chat_of
 from gateway.sessions.output_stream import Event
 from gateway.text.tool_calls import Part, ToolCall, forced_call, new_reader
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -33,10 +34,10 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         tools = asked.tool_data()
         format = call_format(parts, tools)
-        prompt = await parts.tokenizer.encode_chat(asked.template_data(), tools)
-        generate = asked.sampling().to_generate(prompt, 0, forced_call(format, tools, asked.forced_name))
+        texts = Texts(chat_of(parts.tokenizer, asked.template_data(), tools))
+        generate = asked.sampling().to_generate(None, 0, forced_call(format, tools, asked.forced_name))
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
-        follow = partial(parts.sessions.generate, generate, context)
+        follow = partial(parts.sessions.generate, generate, context, texts=texts)
         return answer_of_events(MessageEvents(format), follow, context, idle_s, stream=bool(asked.stream))
 
     @router.post("/v1/messages/count_tokens")

@@ -5,24 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from gateway.api.http.errors import RequestTimeout, RequestTooLarge
+from gateway.auth.tenant import caller
+from gateway.text.json_body import put_together, too_many_values
+from gateway.work.tenant_work import TenantWork
 from slipstream.errors import InvalidArgument, Unavailable
 
 SMALL_BYTES = 65_536
-"""Bodies up to this size are read however many others are."""
-KEY_BYTES = 6
-"""Bytes of a key and its value in a text of JSON, at least: `"a":1,`. A prompt that is such a text is not refused."""
+"""Bodies up to this size are read however many others are, and parsed on the event loop: some 2 ms."""
+WATCHED_BYTES = 2048
+"""A client whose body is larger may have work done that takes long, which ends when it leaves."""
+LEFT = 499
+"""Status of what is not sent, for the client has left."""
 LARGE_BODIES = 4
 """Bodies of the largest size that are read and parsed at a time."""
+LARGE_OF_ONE = 2
+"""As many of them are one tenant's."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHARE = "slipstream.body_share"
+_READER = "slipstream.body_reader"
+_JSON = re.compile(r"application/([^;]*\+)?json\b", re.IGNORECASE)
 
 
 class Left(Exception):
@@ -34,28 +45,37 @@ class BodyLimits:
     bytes: int
     """Most bytes of a body."""
     values: int
-    """Most commas and brackets in a body: each value of parsed JSON takes many times the bytes that were sent. Keys of
-    objects take most time to parse: a body has as many as fit into a text of this size at most, one in KEY_BYTES."""
+    """Most commas and brackets in a body, and bytes of its keys (`too_many_values`)."""
     idle_s: float
     """Seconds that a client has to send its body."""
+
+
+MostBytes = Callable[[str], int]
+"""Path of a request -> most bytes that its caller's body may have there."""
 
 
 class BodyReader:
     """Reads the bodies of all requests."""
 
-    def __init__(self, limits: BodyLimits) -> None:
+    def __init__(self, limits: BodyLimits, work: TenantWork, most_bytes: MostBytes) -> None:
+        """`limits`: for everybody. `work`: parses large bodies. `most_bytes`: what the caller's own limits leave."""
         self._limits = limits
+        self._work = work
+        self._most_bytes = most_bytes
         self._most_held = LARGE_BODIES * limits.bytes
+        self._most_of_one = LARGE_OF_ONE * limits.bytes
         self.held_bytes = 0
         """Bytes of large bodies that were received and not parsed yet."""
+        self._held_of: Counter[str] = Counter()
+        """As many of them by tenant."""
 
     async def read(
         self, scope: MutableMapping[str, Any], declared: str, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
     ) -> bytes:
         """The whole body. `declared`: its header content-length. Raises RequestTooLarge before more than the limit is
         held, Unavailable where other bodies take all memory, RequestTimeout, InvalidArgument, and Left."""
-        most, share = self._limits.bytes, _Share(self)
-        scope["state"][_SHARE] = share
+        most, share = min(self._limits.bytes, self._most_bytes(scope["path"])), _Share(self, caller().name)
+        scope["state"] |= {_SHARE: share, _READER: self}
         if declared.isdecimal() and int(declared[:20]) > most:
             raise _too_large(most)
         parts, size, more = [], 0, True
@@ -69,48 +89,65 @@ class BodyReader:
                     size += len(part)
                     if size > most:
                         raise _too_large(most)
-                    share.grow_to(size, self._most_held)
+                    share.grow_to(size)
                     parts.append(part)
         except TimeoutError as error:
             raise RequestTimeout(f"The body did not arrive within {self._limits.idle_s:g} s.") from error
         body = b"".join(parts)
-        self._check_values(body)
-        _check_unicode(body)
+        if size <= SMALL_BYTES:
+            self._check_small(body)
         return body
 
-    def _check_values(self, body: bytes) -> None:
-        most = self._limits.values
-        if len(body) <= most:
-            return
-        if sum(map(body.count, (b",", b"[", b"{"))) > most:
-            raise RequestTooLarge(
-                f"The body has more than {most} commas and brackets; send fewer values.", reason="TOO_MANY_VALUES"
-            )
-        if min(body.count(b":"), body.count(b'"') // 2) > most // KEY_BYTES:  # no key does without
-            raise RequestTooLarge(
-                f"The objects of the body have more than {most // KEY_BYTES} keys; send fewer.",
-                reason="TOO_MANY_VALUES",
-            )
+    def _check_small(self, body: bytes) -> None:
+        """What `parse` checks of a large one."""
+        if fault := too_many_values(body, self._limits.values):
+            raise RequestTooLarge(fault, reason="TOO_MANY_VALUES")
+        _check_unicode(body)
+
+    async def parse(self, body: bytes) -> Any:
+        """The value of a large body in JSON. Raises RequestTooLarge, InvalidArgument, RequestValidationError for what
+        is no JSON, and what `TenantWork.run` raises."""
+        result = await self._work.run("body", body, most_values=self._limits.values)
+        if fault := result.head.get("values"):
+            raise RequestTooLarge(fault, reason="TOO_MANY_VALUES")
+        if result.head.get("surrogate"):
+            raise _no_unicode()
+        if result.head.get("unreadable"):
+            raise InvalidArgument("The body cannot be read; send JSON.")
+        if fault := result.head.get("not_json"):  # as the framework reports it
+            what, place = fault
+            error = {"type": "json_invalid", "loc": ("body", place), "msg": "", "input": {}, "ctx": {"error": what}}
+            raise RequestValidationError([error])
+        return put_together(result)
+
+    def grow(self, tenant: str, more: int) -> None:
+        """Raises Unavailable where a tenant's large bodies, or all, would take too much memory."""
+        over = self._held_of[tenant] + more > self._most_of_one
+        if over or self.held_bytes + more > self._most_held:
+            raise Unavailable("Too many large requests arrive at once; try again.", reason="BODIES")
+        self.shrink(tenant, -more)
+
+    def shrink(self, tenant: str, less: int) -> None:
+        self.held_bytes -= less
+        self._held_of[tenant] -= less
+        self._held_of += Counter()  # drops those that hold nothing
 
 
 class _Share:
     """What one request's body takes of the memory for all."""
 
-    def __init__(self, reader: BodyReader) -> None:
+    def __init__(self, reader: BodyReader, tenant: str) -> None:
         self._reader = reader
+        self._tenant = tenant
         self._size = 0
 
-    def grow_to(self, size: int, most: int) -> None:
-        if size <= SMALL_BYTES:
-            return
-        more = size - self._size
-        if self._reader.held_bytes + more > most:
-            raise Unavailable("Too many large requests arrive at once; try again.", reason="BODIES")
-        self._reader.held_bytes += more
-        self._size = size
+    def grow_to(self, size: int) -> None:
+        if size > SMALL_BYTES:
+            self._reader.grow(self._tenant, size - self._size)
+            self._size = size
 
     def give_back(self) -> None:
-        self._reader.held_bytes -= self._size
+        self._reader.shrink(self._tenant, self._size)
         self._size = 0
 
 
@@ -129,7 +166,9 @@ class BodyRoute(APIRoute):
 
         async def handle_and_forget(request: Request) -> Response:
             try:
-                return await handle(request)
+                if len(await request.body()) < WATCHED_BYTES:
+                    return await handle(request)
+                return await _while_connected(request, _handle_large(request, handle))
             finally:
                 for name in ("_body", "_json"):
                     vars(request).pop(name, None)
@@ -138,15 +177,44 @@ class BodyRoute(APIRoute):
         return handle_and_forget
 
 
+async def _handle_large(request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Parse a large body where that delays nobody; the route then finds its value."""
+    reader, body = request.scope["state"].get(_READER), await request.body()
+    if reader is not None and len(body) > SMALL_BYTES and _JSON.match(request.headers.get("content-type", "")):
+        request._json = await reader.parse(body)
+    return await handle(request)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The response that is to be sent; work on it ends when the client has left."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=LEFT)
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.wait([working, leaving])
+
+
 def _check_unicode(body: bytes) -> None:
     """Raises InvalidArgument for half a character, which JSON can write and UTF-8 cannot."""
     if _SURROGATE.search(body):
         try:
             json.dumps(json.loads(body), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgument("The request holds text that is not Unicode: a lone surrogate.") from error
+            raise _no_unicode() from error
         except (ValueError, RecursionError):  # no JSON: refused where it is parsed
             pass
+
+
+def _no_unicode() -> InvalidArgument:
+    return InvalidArgument("The request holds text that is not Unicode: a lone surrogate.")
 
 
 def _too_large(most: int) -> RequestTooLarge:

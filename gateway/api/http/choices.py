@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.request_context import RequestContext
+from gateway.requests.texts import Texts
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import SessionRegistry
 from slipstream.errors import InvalidArgument
@@ -83,10 +84,11 @@ async def run_choices(
     sessions: SessionRegistry,
     context: RequestContext,
     requests: Sequence[gateway_pb2.GenerateRequest],
+    texts: Sequence[Texts],
     on_event: OnEvent,
 ) -> None:
-    """Run a session for each request. No event is passed on before all of them were admitted. Raises what
-    SessionRegistry.generate raises; the other sessions are let go then."""
+    """Run a session for each request, written from the texts at the same index. No event is passed on before all of
+    them were admitted. Raises what SessionRegistry.generate raises; the other sessions are let go then."""
     admitted = asyncio.Barrier(len(requests))
 
     async def run(index: int) -> None:
@@ -95,13 +97,16 @@ async def run_choices(
                 await admitted.wait()
             await on_event(index, event)
 
-        await sessions.generate(requests[index], context, send)
+        await sessions.generate(requests[index], context, send, texts=texts[index])
 
     await _all(run, len(requests))
 
 
 async def collect_choices(
-    sessions: SessionRegistry, context: RequestContext, requests: Sequence[gateway_pb2.GenerateRequest]
+    sessions: SessionRegistry,
+    context: RequestContext,
+    requests: Sequence[gateway_pb2.GenerateRequest],
+    texts: Sequence[Texts],
 ) -> list[Choice]:
     """Run a session for each request, and return their whole outputs."""
     choices = [Choice(index) for index in range(len(requests))]
@@ -109,7 +114,7 @@ async def collect_choices(
     async def add(index: int, event: Event) -> None:
         choices[index].add(event)
 
-    await run_choices(sessions, context, requests, add)
+    await run_choices(sessions, context, requests, texts, add)
     return choices
 
 

@@ -8,6 +8,7 @@ from gateway.config import GatewayConfig
 from gateway.routing.router import Router
 from gateway.sessions.registry import SessionRegistry
 from gateway.text.tokenizer import Tokenizer
+from gateway.work.tenant_work import TenantWork
 from slipstream.rpc.server import Server
 from slipstream.telemetry.metrics_collector import MetricsCollector
 
@@ -21,3 +22,5 @@ class HttpDependencies:
     metrics: MetricsCollector
     grpc: Server
     """The server of the same sessions over gRPC."""
+    work: TenantWork
+    """What must not be done on the event loop."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.api.http.body import BodyLimits, BodyReader, Left, give_back
+from gateway.api.http.body import BodyReader, Left, give_back
 from gateway.api.http.errors import http_error, is_anthropic
 from gateway.auth.api_keys import ApiKeys
 from gateway.request_context import RequestContext
@@ -89,11 +89,11 @@ def _name(host: str) -> str:
 
 
 class Entry:
-    def __init__(self, routes: Application, keys: ApiKeys | None, limits: BodyLimits, hosts: LocalHosts | None) -> None:
+    def __init__(self, routes: Application, keys: ApiKeys | None, bodies: BodyReader, hosts: LocalHosts | None) -> None:
         """`keys`: None for a gateway without keys. `hosts`: None for one that is reached by any name."""
         self._routes = routes
         self._keys = keys
-        self._bodies = BodyReader(limits)
+        self._bodies = bodies
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: SendMessage) -> None:

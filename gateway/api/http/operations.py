@@ -18,6 +18,7 @@ from slipstream.version import running_version
 
 def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["operations"])
+    one_page = asyncio.Lock()
 
     @router.get("/health")
     async def health() -> dict[str, str]:
@@ -38,8 +39,10 @@ def routes(parts: HttpDependencies) -> APIRouter:
     async def metrics(request: Request) -> Response:
         """The gateway's metrics for Prometheus; where there are API keys, for an operator's key."""
         check_operator()
-        parts.metrics.read()
-        kind, page = await asyncio.to_thread(metrics_page, parts.metrics, context_of(request.scope).header("accept"))
+        accept = context_of(request.scope).header("accept")
+        async with one_page:
+            parts.metrics.read()
+            kind, page = await asyncio.to_thread(metrics_page, parts.metrics, accept)
         return Response(page, headers={"content-type": kind})
 
     @router.get("/docs", include_in_schema=False)

@@ -15,6 +15,7 @@ from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.fields import SamplingFields
 from gateway.api.openai.usage import round_fields, speculation_metrics, usage
 from gateway.request_context import RequestContext
+from gateway.requests.texts import Texts
 from gateway.sessions.output_stream import Event
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -80,11 +81,14 @@ class Call(ABC):
         context: RequestContext,
         asked: SamplingFields,
         requests: Sequence[gateway_pb2.GenerateRequest],
+        texts: Sequence[Texts],
     ) -> None:
+        """`texts`: of the request at the same index."""
         self.parts = parts
         self.asked = asked
         self._context = context
         self._requests = requests
+        self._texts = texts
         self._created = int(time.time())
 
     @abstractmethod
@@ -103,7 +107,7 @@ class Call(ABC):
         return Answer(self._whole, self.parts.config.http_idle_s)
 
     async def _whole(self, reply: Reply) -> None:
-        choices = await collect_choices(self.parts.sessions, self._context, self._requests)
+        choices = await collect_choices(self.parts.sessions, self._context, self._requests, self._texts)
         made = [await self.whole_choice(choice) for choice in choices]
         answer = self._frame(self.object, choices[0].started, made) | self._totals(choices)
         answer["system_fingerprint"] = _fingerprint(choices)
@@ -118,7 +122,7 @@ class Call(ABC):
             await self._send_chunk(reply, streams[index], event, ids=ids)
 
         if position is None:
-            await run_choices(self.parts.sessions, self._context, self._requests, send)
+            await run_choices(self.parts.sessions, self._context, self._requests, self._texts, send)
         else:
             begin = replace(position, tokens=0, characters=0) if self.rereads else position
             await resume_choice(self.parts.sessions, self._context, begin, send, self.asked.mixed_arithmetic)

@@ -17,8 +17,9 @@ from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unknown
 from gateway.request_context import RequestContext
-from gateway.requests.chat import MAX_MESSAGES
+from gateway.requests.texts import Text, chat_of
 from gateway.sessions.output_stream import Event
+from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.tool_calls import ANY, NONE, AnswerReader, Part, ToolCall, forced_call, format_of, new_reader
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -121,17 +122,11 @@ def routes(parts: HttpDependencies) -> APIRouter:
         position = last_position(context)
         tools = asked.tool_data()
         format = call_format(parts, tools)
-        prompt = [] if position else await chat_prompt(parts, asked, tools)
+        prompt = chat_of(parts.tokenizer, [] if position else asked.template_data(), tools, asked.template_variables())
         call = forced_call(format, tools, forced_name(asked.tool_choice))
         return ChatCall(parts, context, asked, prompt, format, call).answer(position, request.query_params)
 
     return router
-
-
-async def chat_prompt(parts: HttpDependencies, asked: ChatFields, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-    """Token ids of the conversation, up to where the answer begins. Raises FailedPrecondition for a model without a
-    chat template, InvalidArgument for messages that it refuses."""
-    return await parts.tokenizer.encode_chat(asked.template_data(), tools, asked.template_variables())
 
 
 class ChatCall(Call):
@@ -143,17 +138,17 @@ class ChatCall(Call):
         parts: HttpDependencies,
         context: RequestContext,
         asked: ChatRequest,
-        prompt: Sequence[int],
+        prompt: Text,
         format: str,
         call: StructuredOutput | None,
     ) -> None:
         """`format`: of calls in the answer. `call`: the one that the answer is held to."""
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
-        requests = [asked.to_generate(prompt, index, call) for index in range(asked.choices)]
+        requests = [asked.to_generate(None, index, call) for index in range(asked.choices)]
         for request in requests:
             request.logprobs, request.top_logprobs = bool(asked.logprobs), asked.top_logprobs or 0
-        super().__init__(parts, context, asked, requests)
+        super().__init__(parts, context, asked, requests, asked.texts(prompt, parts.tokenizer))
         self._format = format
         self._answers: dict[int, _Answer] = {}
         """By index of the choice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +17,9 @@ from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import SamplingFields, Strings, TokenIds, log_unknown
 from gateway.request_context import RequestContext
+from gateway.requests.texts import text_of, tokens_of
 from gateway.sessions.output_stream import Event
+from gateway.work.once import Once
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
 
@@ -64,28 +67,30 @@ class CompletionCall(Call):
 
     def __init__(self, parts: HttpDependencies, context: RequestContext, asked: CompletionRequest) -> None:
         self._prompts = asked.prompts()
-        each = [prompt for prompt in self._prompts for _ in range(asked.choices)]
-        requests = [asked.to_generate(prompt, index % asked.choices) for index, prompt in enumerate(each)]
+        self._echoes = [Once(partial(self._echo, prompt)) for prompt in self._prompts]
+        tokenizer, indices = parts.tokenizer, list(range(asked.choices)) * len(self._prompts)
+        prompts = [text_of(tokenizer, each) if isinstance(each, str) else tokens_of(each) for each in self._prompts]
+        requests = [asked.to_generate(None, index) for index in indices]
         for request in requests:
             request.logprobs, request.top_logprobs = asked.logprobs is not None, asked.logprobs or 0
-        super().__init__(parts, context, asked, requests)
+        super().__init__(parts, context, asked, requests, asked.texts_of(prompts, tokenizer))
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        echoed = await self._echo(choice)
+        echoed = await self._echoed(choice)
         return self._choice(choice, echoed + choice.text, len(echoed))
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice, echoed = stream.choice, ""
         if isinstance(event, gateway_pb2.Started):
-            echoed = "" if stream.resumed else await self._echo(choice)
+            echoed = "" if stream.resumed else await self._echoed(choice)
         if not (echoed or choice.text or choice.finished):
             return None
         return self._choice(choice, echoed + choice.text, stream.characters)
 
-    async def _echo(self, choice: Choice) -> str:
-        if not self.asked.echo:
-            return ""
-        prompt = self._prompts[choice.index // self.asked.choices]
+    async def _echoed(self, choice: Choice) -> str:
+        return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""
+
+    async def _echo(self, prompt: str | Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt)
 
     def _choice(self, choice: Choice, text: str, offset: int) -> dict[str, Any]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
+from gateway.requests.texts import Room, Text, Texts, part_of
+from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.proto_conversion import structure_to_proto
@@ -28,7 +31,14 @@ _MOST_LOGGED = 256
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 TokenId = Annotated[int, Field(ge=0, le=_MOST)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+def _checked_ids(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Ids that were checked and packed beside the event loop are not looked at again."""
+    return value if isinstance(value, array) else check(value)
+
+
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True), WrapValidator(_checked_ids)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 
 
@@ -155,10 +165,11 @@ class SamplingFields(RequestFields):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def to_generate(
-        self, prompt: str | Sequence[int], index: int, call: StructuredOutput | None = None
+        self, prompt: str | None, index: int, call: StructuredOutput | None = None
     ) -> gateway_pb2.GenerateRequest:
-        """The request of the session for choice `index`. `call`: the call that the output is held to. Raises
-        InvalidArgument for what a message cannot hold; all limits are checked where every protocol's are."""
+        """The request of the session for choice `index`. `prompt`: None leaves it and the prediction to `texts`.
+        `call`: the call that the output is held to. Raises InvalidArgument for what a message cannot hold; all limits
+        are checked where every protocol's are."""
         try:
             request = gateway_pb2.GenerateRequest(
                 model=self.model,
@@ -175,15 +186,23 @@ class SamplingFields(RequestFields):
                 mixed_arithmetic=self.mixed_arithmetic,
                 structured_output=self._structure(call),
             )
-            if isinstance(prompt, str):
+            if prompt is not None:
                 request.prompt = prompt
-            else:
-                request.prompt_token_ids.token_ids.extend(prompt)
-            if self.prediction is not None:
-                request.prediction.text = self.prediction.text
+                if self.prediction is not None:
+                    request.prediction.text = self.prediction.text
         except (ValueError, TypeError) as error:  # a lone surrogate
             raise InvalidArgument("The request holds text that is not Unicode, or a number out of range.") from error
         return request
+
+    def texts(self, prompt: Text, tokenizer: Tokenizer) -> list[Texts]:
+        """What each choice of a single prompt is written from."""
+        return self.texts_of([prompt], tokenizer)
+
+    def texts_of(self, prompts: Sequence[Text], tokenizer: Tokenizer) -> list[Texts]:
+        """What each choice of each prompt is written from. Raises InvalidArgument for a prediction that is too long."""
+        predicted = part_of(tokenizer, self.prediction.text) if self.prediction and self.prediction.text else None
+        room = Room(len(prompts) * self.choices)
+        return [Texts(prompt, predicted, self.choices, room) for prompt in prompts for _ in range(self.choices)]
 
     def _sampling(self, index: int) -> gateway_pb2.SamplingOptions:
         return gateway_pb2.SamplingOptions(

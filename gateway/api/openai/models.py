@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.responses import Response
 
 from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
@@ -42,40 +43,30 @@ def routes(parts: HttpDependencies) -> APIRouter:
         check_name(name)
         return _model(parts.router.model(name), parts)
 
-    @router.post("/tokenize")
-    async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
+    @router.post("/tokenize", response_model=dict[str, Any])
+    async def tokenize(asked: TokenizeRequest) -> Response:
         """Token ids of a prompt, or of messages as the chat template writes them."""
         log_unknown(asked)
         found = _served(parts, asked.model)
-        tokens = await _tokens(parts, asked)
-        answer: dict[str, Any] = {"count": len(tokens), "max_model_len": found.max_length, "tokens": tokens}
-        if asked.return_token_strs:
-            answer["token_strs"] = [parts.tokenizer.shown(token).text for token in tokens]
-        return answer
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InvalidArgument("Send prompt, or messages.")
+        said = None if asked.messages is None else [message.as_template_data() for message in asked.messages]
+        answer = await parts.tokenizer.tokenized(
+            said if said is not None else asked.prompt or "",
+            special=asked.add_special_tokens,
+            texts=bool(asked.return_token_strs),
+            max_length=found.max_length,
+        )
+        return Response(answer, media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(asked: DetokenizeRequest) -> dict[str, Any]:
         """The text of token ids."""
         log_unknown(asked)
         found = _served(parts, asked.model)
-        if max(asked.tokens, default=0) >= found.vocabulary_size:
-            raise InvalidArgument(
-                f"{found.name} has tokens below {found.vocabulary_size}.", reason="TOKEN_OUT_OF_RANGE"
-            )
-        return {"prompt": await parts.tokenizer.decode(asked.tokens)}
+        return {"prompt": await parts.tokenizer.decode(asked.tokens, below=found.vocabulary_size)}
 
     return router
-
-
-async def _tokens(parts: HttpDependencies, asked: TokenizeRequest) -> list[int]:
-    if (asked.prompt is None) == (asked.messages is None):
-        raise InvalidArgument("Send prompt, or messages.")
-    if asked.messages is not None:
-        return await parts.tokenizer.encode_chat([message.as_template_data() for message in asked.messages])
-    prompt = asked.prompt or ""
-    return await (
-        parts.tokenizer.encode(prompt) if asked.add_special_tokens else parts.tokenizer.encode_rendered(prompt)
-    )
 
 
 def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:

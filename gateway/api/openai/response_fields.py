@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gateway.api.openai.chat import MAX_TOOLS, parsed_arguments
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields
-from gateway.requests.chat import MAX_MESSAGES
+from gateway.text.chat_messages import MAX_MESSAGES
 from slipstream.errors import InvalidArgument
 
 

@@ -12,7 +12,7 @@ import json
 import re
 import time
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any
 
@@ -30,15 +30,19 @@ from gateway.api.openai.response_events import ResponseEvents
 from gateway.api.openai.response_fields import InputItem, ResponseRequest, messages_of
 from gateway.api.openai.usage import accepted_and_rejected, speculation_metrics
 from gateway.request_context import RequestContext
-from gateway.requests.chat import MAX_MESSAGES
+from gateway.requests.texts import chat_of
 from gateway.requests.validation import check_annotation
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
+from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.tool_calls import forced_call, new_reader
+from gateway.text.worker import inflated
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "resp_"
+AT_ONCE = 16_384
+"""Bytes of JSON that are compressed, or inflated to, on the event loop: less than 1 ms."""
 RESPONSE_ID = r"^resp_[!-~]{1,64}$"
 Name = Annotated[str, Field(pattern=RESPONSE_ID)]
 
@@ -59,15 +63,12 @@ def routes(parts: HttpDependencies) -> APIRouter:
         messages = [*before, *asked.template_data()]
         if len(messages) > MAX_MESSAGES:
             raise InvalidArgument(f"The conversation is above {MAX_MESSAGES} messages; begin another one.")
-        prompt = await parts.tokenizer.encode_chat([*asked.system_data(), *messages], tools)
-        wanted = asked.to_generate(prompt, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
+        prompt = chat_of(parts.tokenizer, [*asked.system_data(), *messages], tools)
+        wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
         stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
-        kept = b""
-        if asked.store is not False:
-            kept = await asyncio.to_thread(stored.pack, StoredLimits.of(parts.config.max_prompt_bytes))
-            check_annotation(kept, len(prompt))
-
-        generate = partial(parts.sessions.generate, wanted, context, response=kept)
+        (texts,) = asked.texts(prompt, parts.tokenizer)
+        keep = None if asked.store is False else partial(_pack, parts, stored)
+        generate = partial(parts.sessions.generate, wanted, context, texts=texts, keep=keep)
         idle_s = parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
@@ -102,7 +103,24 @@ def routes(parts: HttpDependencies) -> APIRouter:
 async def _stored(parts: HttpDependencies, name: str) -> tuple[gateway_pb2.GetSessionResponse, StoredResponse]:
     """A response's session and what it keeps. Raises NotFound for one that is not stored, and another tenant's."""
     session, kept = await parts.sessions.describe_response(name.removeprefix(PREFIX))
-    return session, await asyncio.to_thread(unpack_stored, kept, StoredLimits.of(parts.config.max_prompt_bytes))
+    return session, await _unpack(parts, kept)
+
+
+async def _pack(parts: HttpDependencies, stored: StoredResponse, prompt: int) -> bytes:
+    """What is kept with a response whose prompt has so many tokens. Raises what `written` and `check_annotation`
+    raise."""
+    written = stored.written(StoredLimits.of(parts.config.max_prompt_bytes))
+    kept = zlib.compress(written) if len(written) < AT_ONCE else bytes((await parts.work.run("deflate", written)).body)
+    check_annotation(kept, prompt)
+    return kept
+
+
+async def _unpack(parts: HttpDependencies, kept: bytes) -> StoredResponse:
+    """Raises what `read_stored` raises."""
+    limits, written = StoredLimits.of(parts.config.max_prompt_bytes), inflated(kept, AT_ONCE)
+    if len(written) > AT_ONCE:
+        written = bytes((await parts.work.run("inflate", kept, most=limits.size)).body)
+    return read_stored(written, limits)
 
 
 async def _conversation(parts: HttpDependencies, name: str) -> list[dict[str, Any]]:
@@ -237,29 +255,29 @@ class StoredResponse:
     """The conversation up to the output, as chat templates read it, without instructions."""
     previous_response_id: str | None = None
 
-    def pack(self, limits: StoredLimits) -> bytes:
-        """Compressed JSON. Raises InvalidArgument for a conversation above the limits."""
-        written = json.dumps(asdict(self), ensure_ascii=False).encode()
+    def written(self, limits: StoredLimits) -> bytes:
+        """As JSON. Raises InvalidArgument for a conversation above the limits."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        written = json.dumps(values, ensure_ascii=False).encode()
         if not limits.hold(written):
             raise InvalidArgument(
                 f"The conversation is above {limits.size} bytes or {limits.values} commas and brackets; begin another "
                 "one, or send store: false.",
                 reason="CONVERSATION_TOO_LONG",
             )
-        return zlib.compress(written)
+        return written
 
 
 _READER = TypeAdapter(StoredResponse)
 
 
-def unpack_stored(kept: bytes, limits: StoredLimits) -> StoredResponse:
+def read_stored(written: bytes, limits: StoredLimits) -> StoredResponse:
     """Raises NotFound for a session that is no response, and for more than the limits before anything is parsed."""
     try:
-        written = zlib.decompressobj().decompress(kept, limits.size + 1)
         if not limits.hold(written):
             raise ValueError("above the limits")
         stored = _READER.validate_json(written)
         new_reader(stored.format)
-    except (zlib.error, ValueError, KeyError):  # without what was read, which may be anybody's text
+    except (ValueError, KeyError):  # without what was read, which may be anybody's text
         raise NotFound("There is no such response.", reason="NO_RESPONSE") from None
     return stored

@@ -14,6 +14,7 @@ from gateway.api.http.reply import answer_of_events
 from gateway.api.openai.chat import ChatCall, ChatRequest
 from gateway.api.openai.completions import CompletionCall, CompletionRequest
 from gateway.request_context import RequestContext
+from gateway.requests.texts import tokens_of
 from gateway.text.tool_calls import NONE
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.call_counts import calls_of
@@ -29,7 +30,7 @@ class Sessions:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    async def generate(self, request: Any, context: Any, send: Any) -> None:
+    async def generate(self, request: Any, context: Any, send: Any, texts: Any = None) -> None:
         await send(gateway_pb2.Started(session_id="s", model="toy", prompt_token_ids=[1]))
         for offset in range(self._tokens):
             await send(gateway_pb2.Delta(offset=offset, token_ids=[5], text="word "))
@@ -42,7 +43,7 @@ def answer(protocol: str, parts: Any) -> Any:
         return CompletionCall(parts, CONTEXT, asked).answer(None, {})
     if protocol == "chat":
         chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], "stream": True})
-        return ChatCall(parts, CONTEXT, chat, [1], NONE, None).answer(None, {})
+        return ChatCall(parts, CONTEXT, chat, tokens_of([1]), NONE, None).answer(None, {})
 
     async def generate(send: Any) -> None:
         await parts.sessions.generate(None, CONTEXT, send)
@@ -58,7 +59,11 @@ def stream(protocol: str, tokens: int) -> int:
         written.append(message.get("body", b""))
 
     async def run() -> None:
-        parts = SimpleNamespace(config=SimpleNamespace(http_idle_s=60.0), sessions=Sessions(tokens))
+        parts = SimpleNamespace(
+            config=SimpleNamespace(http_idle_s=60.0),
+            sessions=Sessions(tokens),
+            tokenizer=SimpleNamespace(least_tokens=len),
+        )
         await answer(protocol, parts)({"path": "/", "extensions": {}}, asyncio.Event().wait, send)
 
     asyncio.run(run())

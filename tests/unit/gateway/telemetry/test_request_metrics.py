@@ -251,7 +251,7 @@ async def test_workers_that_come_and_go_behind_a_name_are_counted_by_the_name() 
     )
     metrics, traffic = RequestMetrics(), ByteCounter()
     router = ConfiguredWorkers(config, "fingerprint", lambda role: MagicMock(), traffic).router(time.monotonic)
-    parts = MetricsParts(config, metrics, router, MagicMock(), None, traffic, MagicMock())
+    parts = MetricsParts(config, metrics, router, MagicMock(), None, traffic, MagicMock(), MagicMock())
     told = {metric.name: source for metric, source in _workers(parts).items()}
     names = {("verifier", "dns:///v:1"), ("verifier", "w:1"), ("drafter", "model"), ("drafter", "ngram")}
     assert told["slipstream_workers"]() == dict.fromkeys(names, 0)

@@ -52,11 +52,11 @@ def byte_tokens(special: list[str], others: list[str], source: str, **flags: Any
 
 def control(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     """The added tokens among these."""
-    return [tokenizer._encoder.id_to_token(token) for token in tokens if token >= 256]
+    return [tokenizer.encoding.encoder.id_to_token(token) for token in tokens if token >= 256]
 
 
 def whole_text(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    text: str = tokenizer._encoder.decode(tokens, skip_special_tokens=False)
+    text: str = tokenizer.encoding.encoder.decode(tokens, skip_special_tokens=False)
     return text
 
 
@@ -122,7 +122,7 @@ async def test_control_tokens_are_not_made_of_parts(parts: tuple[str, str]) -> N
 
 
 async def test_a_control_token_that_normalisation_would_make_is_refused() -> None:
-    encoder = byte_tokens([], [], PLAIN, normalizer=normalizers.Lowercase())._encoder
+    encoder = byte_tokens([], [], PLAIN, normalizer=normalizers.Lowercase()).encoding.encoder
     encoder.add_special_tokens([AddedToken("<end>", special=True, normalized=True)])
     tokenizer = Tokenizer(encoder, 1 << 20, ChatTemplateSource({"default": PLAIN}))
     with pytest.raises(InvalidArgument) as caught:

@@ -1,0 +1,96 @@
+"""The texts of one request, encoded when all cheaper checks have passed, and once for all of its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.text.chat_template import Message
+from gateway.text.tokenizer import Tokenizer, is_short
+from gateway.work.once import Once
+from slipstream.v1 import gateway_pb2
+
+Encode = Callable[[int], Awaitable[Sequence[int]]]
+"""Token ids; may refuse a text of more than so many."""
+
+
+class Text:
+    """A prompt or a prediction."""
+
+    def __init__(self, least: int, encode: Encode, *, short: bool = False) -> None:
+        """`short`: encoding it waits for nothing."""
+        self.least = least
+        """Tokens that it has at least."""
+        self._encode = encode
+        self._short = short
+        self._encoded: Once[Sequence[int]] | None = None
+        self._kept: tuple[int, ...] | None = None
+
+    async def tokens(self, most: int) -> Sequence[int]:
+        """Encoded by the first that asks. Raises what encoding raises."""
+        if self._short:
+            return await self._encode(most) if self._kept is None else self._kept
+        if self._encoded is None:
+            self._encoded = Once(lambda: self._encode(most))
+        return await self._encoded.get()
+
+    def kept(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """One copy, for all choices, of tokens that may be kept."""
+        if self._kept is None:
+            self._kept = tuple(tokens)
+        return self._kept
+
+
+@dataclass(slots=True, eq=False)
+class Room:
+    """Whether a request's tenant has room for all of its choices is asked once, before the first takes any."""
+
+    choices: int = 1
+    asked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Texts:
+    """What one session is to be written from."""
+
+    prompt: Text
+    prediction: Text | None = None
+    """None: nothing is predicted, or the request itself says what."""
+    choices: int = 1
+    """Choices of this prompt."""
+    room: Room = field(default_factory=Room)
+    """Of the whole request."""
+
+
+def text_of(tokenizer: Tokenizer, text: str) -> Text:
+    """A prompt. Raises InvalidArgument for a text above the size limit."""
+    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode(text), short=is_short(text))
+
+
+def part_of(tokenizer: Tokenizer, text: str) -> Text:
+    """A prediction, which begins in the middle of a text. Raises InvalidArgument for a text above the size limit."""
+    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode_middle(text), short=is_short(text))
+
+
+def tokens_of(tokens: Sequence[int]) -> Text:
+    async def given(_: int) -> Sequence[int]:
+        return tokens
+
+    return Text(len(tokens), given, short=True)
+
+
+def chat_of(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> Text:
+    """A conversation, of which templates may leave anything out."""
+    short = is_short([messages, tools, variables])
+    return Text(1, lambda most: tokenizer.encode_chat(messages, tools, variables, most), short=short)
+
+
+def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> Text:
+    """A conversation as gRPC's clients send it."""
+    return Text(1, lambda most: tokenizer.encode_message(chat, most))

@@ -1,0 +1,153 @@
+"""Tenants' work in processes of its own: turns, bounds, charges, and what becomes of jobs whose client left, whose
+process ended, or which take too much."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.auth.tenant import Tenant, TenantLimits, called_by
+from gateway.work import tenant_work
+from gateway.work.frames import Frame
+from gateway.work.processes import ProcessSource
+from gateway.work.tenant_work import KINDS, TenantWork
+from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
+from tests.fleet import until
+
+ALICE, BOB = Tenant("alice", TenantLimits()), Tenant("bob", TenantLimits())
+WAITING, ECHO, MISBEHAVING = "chat", "encode", "decode"
+MOST_BYTES = 1000
+
+
+@pytest.fixture
+async def work() -> AsyncIterator[TenantWork]:
+    made = TenantWork(ProcessSource("tests.working", lambda: Frame({}, b"set up, ")), 2, MOST_BYTES)
+    yield made
+    await made.close()
+
+
+def doing(tenant: Tenant, job: Coroutine[Any, Any, Frame]) -> asyncio.Task[Frame]:
+    async def do() -> Frame:
+        called_by(tenant)
+        return await job
+
+    return asyncio.create_task(do())
+
+
+def alive(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def test_one_tenants_jobs_hold_up_no_other_tenants(work: TenantWork, tmp_path: Path) -> None:
+    """None of the first tenant's ends before all of the other's have."""
+    free = str(tmp_path / "free").encode()
+    slow = [doing(ALICE, work.run(WAITING, free)) for _ in range(5)]
+    await until(lambda: work.waiting[WAITING] == 4)
+    for number in range(20):
+        assert (await doing(BOB, work.run(ECHO, b"%d" % number))).body == b"set up, %d" % number
+    assert not any(task.done() for task in slow) and work.waiting[WAITING] == 4
+    Path(os.fsdecode(free)).touch()
+    await asyncio.gather(*slow)
+    assert not work.waiting.total() and not work.failures
+
+
+async def test_what_waits_for_a_tenant_is_bounded_and_another_one_has_room(work: TenantWork, tmp_path: Path) -> None:
+    free = str(tmp_path / "free").encode()
+    first = doing(ALICE, work.run(WAITING, free))
+    await until(lambda: not work.waiting[WAITING] and bool(work._serving))
+    second = doing(ALICE, work.run(ECHO, bytes(MOST_BYTES)))
+    await until(lambda: work.waiting[ECHO] == 1)
+    with pytest.raises(ResourceExhausted) as refused:
+        await doing(ALICE, work.run(ECHO, b"x"))
+    assert refused.value.reason == "WORK" and work.failures[ECHO, "refused"] == 1
+    assert len((await doing(BOB, work.run(ECHO, bytes(MOST_BYTES)))).body) > MOST_BYTES
+    Path(os.fsdecode(free)).touch()
+    await asyncio.gather(first, second)
+    assert len((await doing(ALICE, work.run(ECHO, bytes(MOST_BYTES)))).body) > MOST_BYTES
+
+
+async def test_a_job_whose_client_left_is_not_done(work: TenantWork, tmp_path: Path) -> None:
+    """Neither one that waits, nor one that is being done: its process goes, and the next job has another."""
+    never = str(tmp_path / "never").encode()
+    running = doing(ALICE, work.run(WAITING, never))
+    await until(lambda: bool(work._serving) and not work.waiting[WAITING])
+    waiting = doing(ALICE, work.run(WAITING, never))
+    await until(lambda: work.waiting[WAITING] == 1)
+    for task in (waiting, running):
+        task.cancel()
+        await asyncio.wait([task])
+    assert not work.waiting[WAITING]
+    assert (await doing(ALICE, work.run(ECHO, b"more"))).body == b"set up, more"
+    await until(lambda: not work._serving)
+    assert work.failures == {(WAITING, "left"): 1}
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "reason"),
+    [
+        (b"refuse", InvalidArgument, "NO"),
+        (b"fail", Internal, "INTERNAL"),
+        (b"die", Unavailable, "WORK_LOST"),
+        (b"grow", ResourceExhausted, "WORK"),
+        (b"spin", InvalidArgument, "WORK_TOO_COSTLY"),
+    ],
+)
+async def test_a_job_that_fails_ends_typed_and_harms_no_other(
+    work: TenantWork,
+    job: bytes,
+    error: type[SlipstreamError],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(tenant_work, "CPU_S", 1)
+    with pytest.raises(error) as failed:
+        await doing(ALICE, work.run(MISBEHAVING, job))
+    assert failed.value.reason == reason
+    assert "somebody" not in caplog.text + failed.value.message
+    assert (await doing(ALICE, work.run(ECHO, b"more"))).body == b"set up, more"
+
+
+async def test_processes_that_ended_meanwhile_are_replaced_and_all_end_with_the_gateway(work: TenantWork) -> None:
+    """An idle one, and the one that forks."""
+    seen: list[dict[str, Any]] = []
+    for name in ("pid", "parent", "pid"):
+        seen.append((await doing(ALICE, work.run(ECHO, b""))).head)
+        os.kill(seen[-1][name], signal.SIGKILL)
+        await until(lambda name=name: not alive(seen[-1][name]))  # type: ignore[misc]
+        if name == "parent":
+            os.kill(seen[-1]["pid"], signal.SIGKILL)  # else it would serve on
+            await until(lambda: not alive(seen[-1]["pid"]))
+    seen.append((await doing(ALICE, work.run(ECHO, b""))).head)
+    assert len({each["pid"] for each in seen}) == 4
+    assert seen[0]["parent"] == seen[1]["parent"] != seen[2]["parent"]
+    await work.close()
+    await until(lambda: not any(alive(each[name]) for each in seen for name in ("pid", "parent")))
+
+
+async def test_work_is_charged_by_its_bytes_before_it_is_done(work: TenantWork) -> None:
+    poor = Tenant("poor", TenantLimits(tokens_per_minute=3), lambda: 0.0)
+    await doing(poor, work.run(ECHO, bytes(2 * KINDS[ECHO])))
+    with pytest.raises(ResourceExhausted) as refused:
+        await doing(poor, work.run(ECHO, bytes(KINDS[ECHO] + 1)))
+    assert refused.value.reason == "KEY_TOKENS"
+    await doing(poor, work.run(ECHO, bytes(KINDS[ECHO])))
+
+
+async def test_a_process_is_replaced_behind_a_large_job(work: TenantWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep the memory, and the low priority."""
+    monkeypatch.setattr(tenant_work, "LARGE_BYTES", 100)
+    heads = [(await doing(ALICE, work.run(ECHO, bytes(size)))).head for size in (60, 60, 100, 60, 60)]
+    pids, nice = [head["pid"] for head in heads], [head["nice"] - heads[0]["nice"] for head in heads]
+    assert pids[0] == pids[1] == pids[2] != pids[3] == pids[4]
+    assert nice == [0, 0, tenant_work.NICENESS, 0, 0]
