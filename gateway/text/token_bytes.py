@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from slipstream.tokenizer.codec import byte_token
 
-NFC_SHRINKS = 3
+NFC_SHRINKS = 4
 """A text has at most so many times the bytes of its normal form C (a test computes it)."""
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation"}
 """Pre-tokenizers that only divide a text, unless told to remove what they divide by."""
