@@ -86,11 +86,9 @@ class DeficitRoundRobin(Generic[K]):
             again = False
             for tenant in sorted(credits, key=lambda tenant: -credits[tenant]):
                 again |= give(tenant, items[tenant])
-        self._owed = {
-            tenant: min(max(credits[tenant], -item), item)
-            for tenant, item in items.items()
-            if wanted[tenant] > ROUNDING * item
-        }
+        waiting = [tenant for tenant, item in items.items() if wanted[tenant] > ROUNDING * item]
+        unusable = left / len(waiting) if waiting else 0.0  # no item was small enough for it: it is owed to nobody
+        self._owed = {tenant: min(max(credits[tenant] - unusable, -items[tenant]), items[tenant]) for tenant in waiting}
 
 
 def turns(tenants: Iterable[str]) -> list[int]:
@@ -113,23 +111,24 @@ class Claim(NamedTuple, Generic[K]):
     """Whether it has its KV."""
 
 
-def beyond_share(claims: Iterable[Claim[K]], room: int) -> set[K]:
-    """The sessions with which their tenants exceed a fair share of `room` blocks: of each tenant's, in the order given,
-    those from which on the sum is too large. One that waits and alone exceeds the share takes no part in the sum."""
-    claims = list(claims)
+def share_of(claims: Iterable[Claim[K]], room: int) -> float:
+    """Each tenant's fair share of `room` blocks; infinite where all claims fit, and for a lone tenant."""
     wanted = Counter[str]()
     for claim in claims:
         wanted[claim.tenant] += claim.blocks
-    if len(wanted) < 2:
-        return set()
-    level = fair_level(wanted.values(), room)
+    return fair_level(wanted.values(), room) if len(wanted) > 1 else math.inf
+
+
+def beyond_share(claims: Iterable[Claim[K]], share: float) -> set[K]:
+    """The sessions with which their tenants exceed their share: of each tenant's, in the order given, those from which
+    on the sum is too large. One that waits and alone exceeds the share takes no part in the sum."""
     sums, beyond = Counter[str](), set[K]()
     for claim in claims:
-        sums[claim.tenant] += claim.blocks
-        if sums[claim.tenant] > level:
+        if sums[claim.tenant] + claim.blocks > share:
             beyond.add(claim.session)
-            if not claim.held and claim.blocks > level:
-                sums[claim.tenant] -= claim.blocks
+            if not claim.held and claim.blocks > share:
+                continue
+        sums[claim.tenant] += claim.blocks
     return beyond
 
 

@@ -6,9 +6,10 @@ all KV (`fairness.beyond_share`), then arrival.
 
 - **Admit**: a session is admitted when there is room for all its tokens, which is reserved at once, and for one more
   block of each admitted session, which will grow. While it does not fit, smaller ones behind it are admitted, up to
-  four times its size; then it has aged: it counts as within the share until it ends, and nothing behind it is admitted
-  before it. Sessions of a lower priority make room for one of a higher, and those beyond their tenant's share for one
-  of another tenant that is within its own.
+  four times its size; then it has aged, and none of its tenant's is admitted before it. One that alone exceeds the
+  share then counts as within it until it ends, and others' sessions wait for it too: it would not come in otherwise.
+  Sessions of a lower priority make room for one of a higher, and those beyond their tenant's share for one of another
+  tenant that is within its own.
 - **Fit**: a step's blocks are taken in that order. A session that finds too few goes without candidates; if that
   does not help, the last session is preempted: it gives up its KV and waits to be admitted again. Its KV is then
   computed anew, or found in the prefix cache, where released blocks stay until they are needed.
@@ -22,12 +23,13 @@ session ends. With one tenant all are within the share.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slipstream.engine.segment import Sequence as KVSequence
 from slipstream.speculation.lookahead import WindowRows
 from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
-from verifier_svc.scheduling.fairness import Ageing, Claim, beyond_share
+from verifier_svc.scheduling.fairness import Ageing, Claim, beyond_share, share_of
 from verifier_svc.session import Session
 
 RETURN_S = 2.0
@@ -50,8 +52,10 @@ class KVAdmission:
         """Sessions that yielded their KV and have little credit, by the monotonic seconds at which they are admitted
         all the same."""
         self._ageing = Ageing[Session]()
+        self._share = math.inf
+        """Blocks that each tenant may have, as of the last decision for which that mattered."""
         self._beyond: set[Session] = set()
-        """Sessions beyond their tenants' shares, as of the last decision for which that mattered."""
+        """Sessions beyond their tenants' shares then."""
         self._changes = 0
         """Counts what may let a session in: sessions that came, went, gave up their KV or changed their state."""
         self._refused: tuple[int, int, int] | None = None
@@ -106,18 +110,21 @@ class KVAdmission:
             del self._waiting[session]
             self._resting[session] = None
         self._note_shares()
-        tried = set[str]()
+        tried, held = set[str](), set[str]()
         for session in sorted(self._waiting, key=self._order):
             # Each tenant's first may fit by what is cached or by preemption; others pass it if they fit as they are.
-            if session.tenant not in tried or self._small(session):
-                if self._try_to_admit(session):
-                    del self._waiting[session]
-                    self._ageing.admit(session, self._blocks(session))
-                    continue
-                self._ageing.wait(session)
-                if self._aged(session):
-                    break
+            if session.tenant in held or (session.tenant in tried and not self._small(session)):
+                continue
+            if self._try_to_admit(session):
+                del self._waiting[session]
+                self._ageing.admit(session, self._blocks(session))
+                continue
             tried.add(session.tenant)
+            self._ageing.wait(session)
+            if self._aged(session):
+                held.add(session.tenant)
+                if self._too_large(session):
+                    break
 
     def fit(self, step: list[ScheduledSequence]) -> list[ScheduledSequence]:
         """Reserves KV for the sequences of a step. Returns those that fit, some without candidates; `step` itself when
@@ -141,10 +148,15 @@ class KVAdmission:
         return fitted
 
     def _order(self, session: Session) -> Order:
-        return session.priority, session in self._beyond and not self._aged(session), session.arrival
+        beyond = session in self._beyond and not (self._too_large(session) and self._aged(session))
+        return session.priority, beyond, session.arrival
 
     def _aged(self, session: Session) -> bool:
         return self._ageing.aged(session, self._blocks(session))
+
+    def _too_large(self, session: Session) -> bool:
+        """Whether the session alone exceeds its tenant's share."""
+        return self._blocks(session) + 1 > self._share
 
     def _blocks(self, session: Session) -> int:
         """Blocks of the session's tokens, whoever else reads them too."""
@@ -156,13 +168,11 @@ class KVAdmission:
 
     def _note_shares(self) -> None:
         """Finds out which sessions are beyond their tenants' shares."""
-        every = [*self._admitted, *self._waiting]
-        if len({session.tenant for session in every}) < 2:
-            self._beyond = set()
-            return
-        every.sort(key=lambda session: session.rank)
-        claims = (Claim(each, each.tenant, self._blocks(each), each in self._admitted) for each in every)
-        self._beyond = beyond_share(claims, self._kv.blocks_total)
+        every = sorted([*self._admitted, *self._waiting], key=lambda session: session.rank)
+        # One block more, which is kept free for each session to grow.
+        claims = [Claim(each, each.tenant, self._blocks(each) + 1, each in self._admitted) for each in every]
+        self._share = share_of(claims, self._kv.blocks_total)
+        self._beyond = beyond_share(claims, self._share)
 
     def _readmit(self, session: Session) -> None:
         """A session without KV has credit again."""

@@ -36,8 +36,6 @@ PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 LONG_CONTEXTS = (2048, 8192, 32768)
 """Tokens from which on acceptance is measured apart: draft heads are trained on shorter texts."""
-RECENT_S = 60.0
-"""Seconds for which a tenant that had sessions may soon have some again."""
 POOL = 3
 """Candidates of several drafters, the likeliest by their claims, that compete for each place of a step."""
 NO_CANDIDATES = Selection()
@@ -100,8 +98,6 @@ class Planner:
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
         self._prompt_cost, self._prefill_shares = PromptCost(), PrefillShares()
-        self._seen: dict[str, float] = {}
-        """Tenants that had sessions within RECENT_S, by the monotonic seconds of the last plan with one."""
         self._masks_s = 0.0
         """Seconds for which the last plan should wait for the masks of a session's grammar."""
 
@@ -130,7 +126,6 @@ class Planner:
             prompts = _first(prefilling, places, lambda session: session.arrival)
             for session, size in self._prefill(prompts, plan).items():
                 plan.step.append(_schedule(session, size, NO_CANDIDATES))
-        self._note_tenants(runnable)
         return plan
 
     def _prefill(self, prompts: list[Session], plan: StepPlan) -> dict[Session, int]:
@@ -152,18 +147,12 @@ class Planner:
         return max(1, tokens_within(lambda size: self._curve.seconds(tokens + size, sessions) - own_s, most, limit_s))
 
     def _room_alone(self, prompts: list[Session]) -> int:
-        """Most prompt tokens of a step in which no session decodes: fewer where other tenants may come meanwhile."""
+        """Most prompt tokens of a step in which no session decodes: fewer where there are other tenants."""
         most = self._limits.step_tokens
-        if len({*self._seen, *(session.tenant for session in prompts)}) < 2:
+        if not any(session.tenant for session in prompts):
             return most
         least_s = SHORT_STEPS * self._curve.seconds(most, 1) / most
         return next((size for size in BUCKETS if self._curve.seconds(size, 1) <= size * least_s and size < most), most)
-
-    def _note_tenants(self, sessions: list[Session]) -> None:
-        now = self._clock()
-        self._seen.update(dict.fromkeys((session.tenant for session in sessions), now))
-        if len(self._seen) > 1:
-            self._seen = {tenant: last for tenant, last in self._seen.items() if now - last <= RECENT_S}
 
     def _has_masks(self, constraint: GrammarConstraint) -> bool:
         self._masks_s = max(self._masks_s, constraint.worth_waiting_s())
@@ -324,7 +313,7 @@ class Planner:
         own_s = self._curve.seconds(own, decoding) if decoding else 0.0
         curve_s = self._curve.seconds(timing.tokens, max(1, decoding)) - own_s
         pairs = sum(len(scheduled.pending) * scheduled.computed for scheduled in prompts)
-        self._prompt_cost.observe(curve_s, pairs, timing.seconds - own_s)
+        self._prompt_cost.observe(own_s, curve_s, pairs, timing.seconds)
 
     def _compared(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
         """The step as trials of drafting see it; None where it shows nothing of drafting."""

@@ -3,8 +3,9 @@
 **How much.** A step in which sessions decode takes at most 1 + `PROMPT_STEPS` times what it takes without prompts, so
 no gap between two tokens is longer than two steps. Seconds come from the cost curve, which was measured on short
 contexts; `PromptCost` learns from steps with prompts by which factor it errs, and what a token of context adds to each
-token of a prompt. Where no session decodes, a step takes as many tokens as it can; it is shorter while other tenants
-are about, whose first token would wait for it: as short as costs no more than `SHORT_STEPS` times as much per token.
+token of a prompt. Where no session decodes, a step takes as many tokens as it can. Behind a gateway with API keys it is
+shorter, for another tenant's first token would wait for it: as short as costs no more than `SHORT_STEPS` times as much
+per token.
 
 **Whose.** Tenants share that time by deficit round robin (`fairness`), lower priorities getting what higher ones leave.
 A tenant's share goes half to its first prompt and half to the one that has the least left.
@@ -87,8 +88,8 @@ class PromptCost:
     """What prompts add to a step, from the cost curve and from steps with prompts.
 
     Seconds beyond those of a step without prompts are modelled as factor * c + per_pair * pairs: c is what the curve
-    gives, pairs the sum over the prompts' tokens of their contexts. Both numbers are a weighted least-squares fit of
-    relative errors, in which old steps fade.
+    gives, pairs the sum over the prompts' tokens of their contexts. Both numbers are a least-squares fit of errors
+    relative to the step's seconds, in which old steps fade.
     """
 
     def __init__(self) -> None:
@@ -96,12 +97,11 @@ class PromptCost:
         self.per_pair_s = 0.0
         self._cc, self._cp, self._pp, self._cy, self._py = PRIOR, 0.0, 0.0, PRIOR, 0.0
 
-    def observe(self, curve_s: float, pairs: float, added_s: float) -> None:
-        """A step to which prompts added so many seconds, where the curve gave `curve_s`."""
-        expected = self.factor * curve_s + self.per_pair_s * pairs
-        if expected <= 0.0 or curve_s <= 0.0:
-            return
-        c, p, y = curve_s / expected, pairs / expected, max(0.0, min(added_s / expected, OUTLIER))
+    def observe(self, own_s: float, curve_s: float, pairs: float, seconds: float) -> None:
+        """A step of so many seconds: `own_s` are those without prompts and `curve_s` what the curve adds for them."""
+        expected = own_s + self.factor * curve_s + self.per_pair_s * pairs
+        added = min(seconds, OUTLIER * expected) - own_s
+        c, p, y = curve_s / expected, pairs / expected, max(0.0, added / expected)
         self._cc, self._cp, self._pp = self._cc * FORGET + c * c, self._cp * FORGET + c * p, self._pp * FORGET + p * p
         self._cy, self._py = self._cy * FORGET + c * y, self._py * FORGET + p * y
         self._cc, self._cy = self._cc + (1.0 - FORGET) * PRIOR, self._cy + (1.0 - FORGET) * PRIOR
