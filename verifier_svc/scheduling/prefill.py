@@ -27,11 +27,13 @@ SHORT_STEPS = 1.25
 """What a prompt's token may cost in a short step, by its cost in the longest one."""
 FORGET = 0.95
 """What a step leaves of the weight of the steps before it."""
-PRIOR = 0.5
-"""Weight of the belief that the curve is right, in steps."""
+PRIOR = 0.05
+"""Weight of the belief that the curve is right, in steps of which prompts take all the time."""
 OUTLIER = 2.0
 """A step counts as no more than so many times of what was expected: it may have been interrupted."""
 LEAST_FACTOR = 0.25
+ALIKE = 1e-6
+"""Share of their variation by which two columns of the fit must differ."""
 
 
 class Prompt(Protocol):
@@ -105,10 +107,21 @@ class PromptCost:
         self._cc, self._cp, self._pp = self._cc * FORGET + c * c, self._cp * FORGET + c * p, self._pp * FORGET + p * p
         self._cy, self._py = self._cy * FORGET + c * y, self._py * FORGET + p * y
         self._cc, self._cy = self._cc + (1.0 - FORGET) * PRIOR, self._cy + (1.0 - FORGET) * PRIOR
-        for _ in range(4):  # coordinate descent within the bounds
-            self.factor = max(LEAST_FACTOR, (self._cy - self.per_pair_s * self._cp) / self._cc)
-            if self._pp > 0.0:
-                self.per_pair_s = max(0.0, (self._py - self.factor * self._cp) / self._pp)
+        self._fit()
+
+    def _fit(self) -> None:
+        """The best numbers within their bounds."""
+        cc, cp, pp, cy, py = self._cc, self._cp, self._pp, self._cy, self._py
+        apart = cc * pp - cp * cp
+        if apart <= ALIKE * cc * pp:  # pairs show nothing that the curve does not
+            per_pair_s = 0.0
+        else:
+            per_pair_s = max(0.0, (cc * py - cp * cy) / apart)
+        factor = (cy - per_pair_s * cp) / cc
+        if factor < LEAST_FACTOR:
+            factor = LEAST_FACTOR
+            per_pair_s = max(0.0, (py - factor * cp) / pp) if pp else 0.0
+        self.factor, self.per_pair_s = factor, per_pair_s
 
 
 class PrefillShares:

@@ -66,7 +66,7 @@ class World:
     def __init__(self, blocks: int = BLOCKS) -> None:
         self.engine = KVCacheManager(BlockPool(blocks, SIZE), 1000)
         self.now = 0.0
-        self.admission = KVAdmission(self.engine, lambda: self.now)  # type: ignore[arg-type]
+        self.admission = KVAdmission(self.engine, lambda: self.now)
         self.sessions: list[Session] = []
 
     def add(self, new: Session) -> Session:
