@@ -287,7 +287,6 @@ def decode_request(
     max_draft_tokens: int,
     drafters: Sequence[verifier_pb2.DrafterAddress],
     cache_salt: str = "",
-    tenant: str = "",
 ) -> verifier_pb2.DecodeRequest:
     """Opens a greedy session; `max_draft_tokens` 0 is without speculation."""
     request = verifier_pb2.DecodeOpen(
@@ -298,7 +297,6 @@ def decode_request(
         policy=verifier_pb2.DecodePolicy(max_draft_tokens=max_draft_tokens),
         drafters=drafters if max_draft_tokens else [],
         cache_salt=cache_salt,
-        tenant=tenant,
     )
     return verifier_pb2.DecodeRequest(commands=[verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)])
 

@@ -56,7 +56,7 @@ class VerifierConfig:
     step_tokens: int = 512
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256
-    """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
+    """Most prompt tokens of one pass while other sessions decode; fewer where they would take longer than decoding."""
     min_path_probability: float = LEVELS[0]
     """The lowest threshold that drafters are sent (`verifier_svc.wait_policy.draft_threshold`): no path less likely is
     worth its bytes."""

@@ -13,6 +13,7 @@ from benchmarks.virtual import VOCABULARY, System, World, decode_request, run, s
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.segment import Segment
+from slipstream.tenants import tenant_id, tenant_salt
 from slipstream.v1 import verifier_pb2
 from tests.fleet import emulated_text
 
@@ -72,7 +73,8 @@ class Tenant:
         first = [number % VOCABULARY, *map(ord, self._name), number // VOCABULARY]
         text = Text([*first, *[7] * (prompt - len(first))], asyncio.get_running_loop().time())
         self.texts.append(text)
-        request = decode_request(number, text.prompt, tokens, 0, [], self._name, self._name)
+        request = decode_request(number, text.prompt, tokens, 0, [], self._name)
+        request.commands[0].open.tenant = self._name
         request.commands[0].open.key.id = f"{self._name}-{number}"
         self._gateway.receive(request)
         return text
@@ -169,6 +171,21 @@ def test_another_tenant_s_times_at_most_double(alone: Seen, attack: Attack, bloc
     found = seen(World(target=WORLD.target, blocks=blocks), attack)
     assert found.tpot <= 2.0 * alone.tpot and found.gap <= 2.0 * alone.gap
     assert found.ttft <= 2.0 * alone.ttft and found.first <= 2.0 * alone.first + STEP_S
+
+
+def test_a_salt_names_no_tenant() -> None:
+    """A client of an open gateway once wrote another tenant's name into it."""
+
+    async def main() -> tuple[str, str]:
+        async with system(WORLD) as running:
+            gateway = running.gateway()
+            for number, tenant in enumerate(("", tenant_id("victim"))):
+                request = decode_request(number, [1, 2], 9, 0, [], tenant_salt("victim", ""))
+                request.commands[0].open.tenant = tenant
+                gateway.receive(request)
+            return running.service.by_id["session-0"].tenant, running.service.by_id["session-1"].tenant
+
+    assert run(main()) == ("", tenant_id("victim"))
 
 
 def test_beside_a_prompt_of_32k_tokens_no_gap_is_longer_than_two_steps(alone: Seen) -> None:

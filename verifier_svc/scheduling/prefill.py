@@ -113,10 +113,8 @@ class PromptCost:
         """The best numbers within their bounds."""
         cc, cp, pp, cy, py = self._cc, self._cp, self._pp, self._cy, self._py
         apart = cc * pp - cp * cp
-        if apart <= ALIKE * cc * pp:  # pairs show nothing that the curve does not
-            per_pair_s = 0.0
-        else:
-            per_pair_s = max(0.0, (cc * py - cp * cy) / apart)
+        differ = apart > ALIKE * cc * pp  # else pairs show nothing that the curve does not
+        per_pair_s = max(0.0, (cc * py - cp * cy) / apart) if differ else 0.0
         factor = (cy - per_pair_s * cp) / cc
         if factor < LEAST_FACTOR:
             factor = LEAST_FACTOR

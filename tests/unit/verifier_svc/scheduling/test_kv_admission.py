@@ -188,6 +188,35 @@ def test_long_prompts_are_overtaken_by_four_times_their_size_and_no_more() -> No
     assert long.sequence is not None
 
 
+def test_a_tenant_within_its_share_takes_the_room_that_another_has_beyond_its_own() -> None:
+    world = World(blocks=18)
+    many = [world.add(session(number, [number] * 9, tenant="many")) for number in range(4)]  # three blocks each
+    assert len(world.turns()) == 4
+    few = world.add(session(9, [9] * 9, tenant="few"))
+    assert {turn.session for turn in world.turns()} >= {few, many[0]} and world.admission.preemptions == 1
+    again = world.add(session(10, [8] * 25, tenant="few"))  # ten in all, with those that stay free to grow
+    world.turns()
+    assert again.sequence is None and world.admission.preemptions == 1, "beyond its own share it waits"
+
+
+def test_one_that_exceeds_its_tenant_s_share_comes_in_at_last_and_stays() -> None:
+    """Another tenant's short sessions come without an end, two at a time; the large one fits beside none."""
+    world = World()
+    large = session(0, [0] * 27, 30, tenant="large")  # seven of eight blocks
+    shorts = [world.add(session(number, [number] * 6, 20, tenant="short")) for number in (1, 2)]
+    world.turns()
+    world.add(large)
+    passed = 0
+    while large.sequence is None and passed < 100:
+        world.end(shorts.pop(0))
+        shorts.append(world.add(session(3 + passed, [passed] * 6, 20, tenant="short")))
+        world.turns()
+        passed += 1
+    assert 4 * 7 // 2 <= passed < 20
+    world.step()
+    assert large.sequence is not None, "nothing takes its room again"
+
+
 def test_the_last_to_come_makes_room_and_goes_on_later_where_it_was() -> None:
     world = World(blocks=5)
     first, last = world.add(session(0, [0] * 7, 16)), world.add(session(1, [1] * 6, 15))
