@@ -1,7 +1,7 @@
 """What keeps the tenants of one process apart: opaque names and cache salts, values and threads of each.
 
-Workers never learn more of a tenant than `tenant_id` and its salts. What one tenant's requests teach decides nothing for
-another's, and the slow work of one delays no other's.
+Workers never learn more of a tenant than `tenant_id` and its salts. What one tenant's requests teach decides nothing
+for another's, and the slow work of one delays no other's.
 """
 
 from __future__ import annotations
