@@ -36,6 +36,10 @@ PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 LONG_CONTEXTS = (2048, 8192, 32768)
 """Tokens from which on acceptance is measured apart: draft heads are trained on shorter texts."""
+PLAIN_EVERY = 16
+"""While prompts come, one of so many steps that decode holds none: it shows what decoding takes by itself."""
+OWN_WEIGHT, OWN_LEAST, OWN_MOST = 0.3, 0.25, 4.0
+"""Weight of such a step, and the least and most that it counts as, by what the curve gives."""
 POOL = 3
 """Candidates of several drafters, the likeliest by their claims, that compete for each place of a step."""
 NO_CANDIDATES = Selection()
@@ -98,6 +102,8 @@ class Planner:
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
         self._prompt_cost, self._prefill_shares = PromptCost(), PrefillShares()
+        self._own_factor, self._mixed = 1.0, 0
+        """What steps without prompts take by what the curve gives, and steps with prompts since the last one."""
         self._masks_s = 0.0
         """Seconds for which the last plan should wait for the masks of a session's grammar."""
 
@@ -113,7 +119,8 @@ class Planner:
             if session.runnable and (session.constraint is None or self._has_masks(session.constraint))
         ]
         decoding = [session for session in runnable if session.pending == 1]
-        prefilling = [session for session in runnable if session.pending > 1]
+        plain = bool(decoding) and self._mixed >= PLAIN_EVERY - 1
+        prefilling = [] if plain else [session for session in runnable if session.pending > 1]
         reserved = 0
         if decoding and prefilling:
             most = min(self._room_beside(len(decoding), len(decoding)), self._limits.step_tokens // 2)
@@ -133,7 +140,7 @@ class Planner:
         used, decoding = sum(scheduled.tokens for scheduled in plan.step), len(plan.step)
         if decoding:
             room = min(self._room_beside(used, decoding), self._limits.step_tokens - used)
-            room_s = PROMPT_STEPS * self._curve.seconds(used, decoding)
+            room_s = PROMPT_STEPS * self._own_factor * self._curve.seconds(used, decoding)
         else:
             room = self._room_alone(prompts)
             room_s = self._prompt_cost.factor * self._curve.seconds(room, 1)
@@ -143,7 +150,7 @@ class Planner:
         """Most prompt tokens of a step with so many tokens of sessions that decode; one at least."""
         own_s = self._curve.seconds(tokens, sessions)
         most = min(self._limits.prefill_tokens, self._limits.step_tokens - tokens)
-        limit_s = PROMPT_STEPS * own_s / self._prompt_cost.factor
+        limit_s = PROMPT_STEPS * self._own_factor * own_s / self._prompt_cost.factor
         return max(1, tokens_within(lambda size: self._curve.seconds(tokens + size, sessions) - own_s, most, limit_s))
 
     def _room_alone(self, prompts: list[Session]) -> int:
@@ -289,6 +296,9 @@ class Planner:
         """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
         step that its rejected candidates took."""
         if plan.decoding:
+            share = timing.seconds / self._curve.seconds(timing.tokens, timing.sessions)
+            self._own_factor += OWN_WEIGHT * (min(max(share, OWN_LEAST), OWN_MOST) - self._own_factor)
+            self._mixed = 0
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
             changed = self._wait_policy.observe_step(
                 plan, timing.tokens, timing.seconds + timing.waited, self._compared(plan, timing, outcomes)
@@ -309,9 +319,11 @@ class Planner:
         """Learns from a step with prompts what they added to it."""
         prompts = [scheduled for scheduled in plan.step if scheduled.computed < scheduled.base - 1]
         decoding = len(plan.step) - len(prompts)
+        self._mixed += bool(decoding)
         own = timing.tokens - sum(scheduled.tokens for scheduled in prompts)
         own_s = self._curve.seconds(own, decoding) if decoding else 0.0
         curve_s = self._curve.seconds(timing.tokens, max(1, decoding)) - own_s
+        own_s *= self._own_factor
         pairs = sum(len(scheduled.pending) * scheduled.computed for scheduled in prompts)
         self._prompt_cost.observe(own_s, curve_s, pairs, timing.seconds)
 

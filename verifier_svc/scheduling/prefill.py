@@ -32,6 +32,9 @@ PRIOR = 0.05
 OUTLIER = 2.0
 """A step counts as no more than so many times of what was expected: it may have been interrupted."""
 LEAST_FACTOR = 0.25
+MOST_WEIGHT = 4.0
+"""What a token counts as for its context, at most. A piece also reads its context once, however small it is: to make
+pieces ever smaller for that would only have it read more often."""
 ALIKE = 1e-6
 """Share of their variation by which two columns of the fit must differ."""
 
@@ -133,14 +136,14 @@ class PrefillShares:
         self, prompts: Sequence[AnyTenantPrompt], room: int, per_context: float = 0.0
     ) -> dict[AnyTenantPrompt, int]:
         """Tokens of each prompt within `room` tokens; one behind n tokens of context counts as 1 + n * `per_context`,
-        but as half of the room at most, so that every prompt goes on."""
+        but as MOST_WEIGHT and half of the room at most, so that every prompt goes on."""
         chunks: dict[AnyTenantPrompt, int] = {}
         by_tenant: dict[int, dict[str, list[AnyTenantPrompt]]] = {}
         for prompt in prompts:
             by_tenant.setdefault(prompt.priority, {}).setdefault(prompt.tenant, []).append(prompt)
 
         def cost(prompt: AnyTenantPrompt) -> float:
-            return max(1.0, min(1.0 + prompt.computed * per_context, room / 2))
+            return max(1.0, min(1.0 + prompt.computed * per_context, MOST_WEIGHT, room / 2))
 
         left = float(room)
         self._turns = {priority: self._turns.get(priority) or DeficitRoundRobin() for priority in by_tenant}
