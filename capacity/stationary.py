@@ -13,7 +13,7 @@ room for wait, at the speed of a full verifier.
 
 **Latencies.** A request that comes finds the chain in its stationary state (Poisson arrivals see time averages). Its
 tokens take n / g(n) each and what the prompts add that are read meanwhile; its first one waits for the rest of a step,
-and for prompts that are read before and beside its own, prefill_tokens a step. Means are good; of the tails this is an
+and for prompts that are read before and beside its own, a piece a step. Means are good; of the tails this is an
 estimate, and a plan simulates the cell that it chooses step by step.
 """
 
@@ -126,8 +126,10 @@ class Cells:
         self.room = max(1, min(cell.verifying.sessions, int(cell.verifying.kv_tokens / length)))
         self.rates = measured or rates(cell, self.room)
         self._grid = np.unique(np.geomspace(1, self.room, GRID).astype(int))
-        chunk = cell.verifying.prefill_tokens
-        self._chunk = self.rates.step(self._grid.astype(float)) + [self._extra(n, chunk) for n in self._grid]
+        self._pieces = np.array([self._piece(n) for n in self._grid], dtype=float)
+        """Tokens of prompts that fit into a step."""
+        extras = [self._extra(n, int(size)) for n, size in zip(self._grid, self._pieces, strict=True)]
+        self._chunk = self.rates.step(self._grid.astype(float)) + extras
         """Seconds of a step that reads as much of prompts as fits, by sessions on the grid."""
         self._prefill = np.array([self._added(n) for n in self._grid])
         """Seconds that the prompt of one request adds to steps, on average."""
@@ -185,7 +187,7 @@ class Cells:
         """Seconds to the first token of requests that find so many sessions: the rest of a step, then their own prompt
         in pieces, slowed down by the prompts of others."""
         busy = np.minimum(rate * self._reading_s(present), 0.99)
-        pieces = np.ceil(self._prompts / self.cell.verifying.prefill_tokens)
+        pieces = np.ceil(self._prompts / self._on_grid(self._pieces, present))
         shared = pieces * self._on_grid(self._chunk, present) / (1.0 - busy)
         rest = self._uniform[1] * self.rates.step(present)
         seconds: Array = 2.0 * self.cell.client_s + np.where(found > 0.0, rest + shared, self._alone)
@@ -193,15 +195,22 @@ class Cells:
 
     def _reading_s(self, sessions: Array) -> Array:
         """Seconds of steps that the prompt of one request takes, where each reads as much as fits."""
-        chunks = self._traffic.prompt.average / self.cell.verifying.prefill_tokens
+        chunks = self._traffic.prompt.average / self._on_grid(self._pieces, sessions)
         seconds: Array = chunks * self._on_grid(self._chunk, sessions)
         return seconds
 
     def _on_grid(self, seconds: Array, sessions: Array) -> Array:
         return np.interp(sessions, self._grid, seconds)
 
+    def _piece(self, sessions: int) -> int:
+        return self.cell.verifying.prefill_room(self._decoding(sessions), sessions)
+
+    def _decoding(self, sessions: int) -> int:
+        """Tokens of a step without prompts."""
+        return int(np.interp(sessions, self.rates.sessions, self.rates.step_tokens))
+
     def _added(self, sessions: int) -> float:
-        chunk = self.cell.verifying.prefill_tokens
+        chunk = self._piece(sessions)
         whole, rest = np.divmod(self._prompts[:GRID_PROMPTS], chunk)
         ends = [self._extra(sessions, int(tokens)) for tokens in rest]
         return float(np.mean(whole)) * self._extra(sessions, chunk) + float(np.mean(ends))
@@ -211,5 +220,5 @@ class Cells:
         if not tokens:
             return 0.0
         cost, drafted = self.cell.verifying.cost, Serial(self.cell.verifying).reading_s(tokens, 1)
-        decoding = int(np.interp(sessions, self.rates.sessions, self.rates.step_tokens))
+        decoding = self._decoding(sessions)
         return cost(decoding + tokens, sessions + 1) - cost(decoding, sessions) + drafted

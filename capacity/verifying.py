@@ -16,7 +16,8 @@ from capacity.cost import Cost, over
 from capacity.drafting import Agenda, SimulatedDrafter, SimulatedSession
 from capacity.guessing import Acceptance, SimulatedGuess, SimulatedTree
 from slipstream.speculation.selection import ROOT
-from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
+from verifier_svc.scheduling.budget import Offer, allot
+from verifier_svc.scheduling.prefill import PROMPT_STEPS, prefill_chunks, tokens_within
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
 from verifier_svc.wait_policy.drafting_trial import compared_step
@@ -42,6 +43,12 @@ class Verifying:
     draft: Cost | None = None
     """Co-located speculation: what a pass of the draft model costs on this device, between the target's passes."""
     expand: int = 4
+
+    def prefill_room(self, tokens: int, sessions: int) -> int:
+        """Most prompt tokens of a step with so many tokens of sessions that decode, as the real planner has it."""
+        own_s = self.cost(tokens, sessions)
+        most = min(self.prefill_tokens, self.step_tokens - tokens)
+        return max(1, tokens_within(lambda n: self.cost(tokens + n, sessions) - own_s, most, PROMPT_STEPS * own_s))
 
     def limit(self, session: SimulatedSession) -> int:
         """Most candidates of the session in one step."""
@@ -295,8 +302,8 @@ class SimulatedVerifier:
         decoding = sorted((s for s in self._sessions if not s.pending), key=lambda s: s.idle_since)
         prefilling = [session for session in self._sessions if session.pending]
         reserved = 0
-        if decoding:
-            most = min(limits.prefill_tokens, limits.step_tokens // 2)
+        if decoding and prefilling:
+            most = min(limits.prefill_room(len(decoding), len(decoding)), limits.step_tokens // 2)
             reserved = min(most, sum(session.pending for session in prefilling))
         decoding = decoding[: limits.step_tokens - reserved]
         self._serial.grow(decoding, now)
@@ -310,8 +317,11 @@ class SimulatedVerifier:
             offered.append(nodes)
         allotment = allot(offers, over(limits.cost, max(1, len(decoding))), room, prefill=reserved)
         chosen = [nodes[:count] for nodes, count in zip(offered, allotment.counts, strict=True)]
-        room = limits.step_tokens - sum(1 + len(nodes) for nodes in chosen)
-        reading = prefill_chunks(prefilling, min(room, limits.prefill_tokens) if decoding else room)
+        used = sum(1 + len(nodes) for nodes in chosen)
+        room = limits.step_tokens - used
+        if decoding and prefilling:
+            room = min(room, limits.prefill_room(used, len(decoding)))
+        reading = prefill_chunks(prefilling, room)
         likely = [list(offer.probabilities) for offer in offers]
         seconds = allotment.seconds + self._serial.seconds(len(decoding))
         return SimulatedStep(decoding, chosen, likely, reading, allotment.tokens, seconds)

@@ -154,6 +154,7 @@ class VerifierStream:
             vocabulary_size=self._target_size(request),
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
+            tenant=request.tenant,
             structure=proto_conversion.structure_from_proto(request.structured_output),
             id=request.key.id,
             number=number,
@@ -239,5 +240,5 @@ def _check_hints(request: drafter_pb2.DraftOpen) -> None:
         raise InvalidArgument(f"the prediction has more tokens than the target's {target.max_length}; shorten it.")
     if prediction and max(prediction) >= target.vocabulary_size:
         raise InvalidArgument(f"the prediction names a token outside the vocabulary of {target.vocabulary_size}.")
-    if len(request.cache_salt.encode()) > proto_conversion.MAX_LABEL_BYTES:
-        raise InvalidArgument(f"a cache salt has at most {proto_conversion.MAX_LABEL_BYTES} bytes.")
+    if max(len(request.cache_salt.encode()), len(request.tenant.encode())) > proto_conversion.MAX_LABEL_BYTES:
+        raise InvalidArgument(f"cache salt and tenant have at most {proto_conversion.MAX_LABEL_BYTES} bytes each.")

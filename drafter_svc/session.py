@@ -67,6 +67,8 @@ class DraftSession:
     """Output that the client expects."""
     cache_salt: str = ""
     """Sessions of different salts share nothing that shows what the other one wrote."""
+    tenant: str = ""
+    """Opaque name, from the verifier's open."""
     structure: StructuredOutput | None = None
     """The grammar that the output must follow."""
     computed: int = 0
@@ -118,6 +120,7 @@ class DraftSession:
             max_read_tokens=max_read_tokens,
             deeper=deeper,
             cache_salt=self.cache_salt,
+            tenant=self.tenant,
             prediction=self.prediction,
             structured_output=self.structure,
             noise_stream=self.stream if self.sampling.drawn else 0,

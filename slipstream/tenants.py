@@ -1,13 +1,12 @@
-"""What keeps the tenants of one process apart: the cache salts that name them, values and threads of each.
+"""What keeps the tenants of one process apart: opaque names and cache salts, values and threads of each.
 
-Workers never learn more of a tenant than its salt. What one tenant's requests teach decides nothing for another's, and
-the slow work of one delays no other's.
+Workers never learn more of a tenant than `tenant_id` and its salts. What one tenant's requests teach decides nothing
+for another's, and the slow work of one delays no other's.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -23,22 +22,20 @@ MOST_TENANTS = 256
 """Tenants that are remembered; the one that was used longest ago goes first."""
 MOST_WAITING = 2048
 """Most jobs of one tenant that wait."""
-_SALT = re.compile(r"([0-9a-f]{12})\.[0-9a-f]{51}")
-"""64 characters, as many as a label may have."""
 _starting = threading.Lock()
 _Job = tuple[Future[Any], Callable[[], Any]]
 
 
+def tenant_id(name: str) -> str:
+    """The name by which workers know the tenant of an API key: 12 hexadecimal digits of a hash; empty for no name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:12] if name else ""
+
+
 def tenant_salt(name: str, asked: str) -> str:
-    """The salt of a tenant's requests that asked for this one. Another tenant's differs, whatever it asks for."""
+    """The salt of a tenant's requests that asked for this one, 64 characters. Another tenant's differs, whatever it
+    asks for."""
     whole = hashlib.sha256(f"{name}\0{asked}".encode()).hexdigest()
-    return f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.{whole[:51]}"
-
-
-def tenant_of(salt: str) -> str:
-    """What all salts of one tenant have in common; empty where there are no tenants, as behind an open gateway."""
-    found = _SALT.fullmatch(salt)
-    return found.group(1) if found else ""
+    return f"{tenant_id(name)}.{whole[:51]}"
 
 
 class PerTenant(Generic[T]):

@@ -143,6 +143,7 @@ def opening(
     top_logprobs: int | None = None,
     min_length: int = 0,
     cache_salt: str = "",
+    tenant: str = "",
     details: bool = False,
 ) -> verifier_pb2.DecodeOpen:
     """An Open of a session, whose prefix is the prompt and what is known of the output."""
@@ -163,6 +164,7 @@ def opening(
         top_logprobs=top_logprobs,
         min_length=min_length,
         cache_salt=cache_salt,
+        tenant=tenant,
     )
 
 

@@ -24,8 +24,10 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
         raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
     if not 1 <= len(request.key.id) <= proto_conversion.MAX_ID_CHARACTERS:
         raise InvalidArgument(f"a session id has 1 to {proto_conversion.MAX_ID_CHARACTERS} characters.")
-    if max(len(request.workload.encode()), len(request.cache_salt.encode())) > proto_conversion.MAX_LABEL_BYTES:
-        raise InvalidArgument(f"workload and cache_salt have at most {proto_conversion.MAX_LABEL_BYTES} bytes each.")
+    labels = (request.workload, request.cache_salt, request.tenant)
+    if max(len(label.encode()) for label in labels) > proto_conversion.MAX_LABEL_BYTES:
+        most = proto_conversion.MAX_LABEL_BYTES
+        raise InvalidArgument(f"workload, cache_salt and tenant have at most {most} bytes each.")
     proto_conversion.check_bias(request.sampling.logit_bias)
     if len(request.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.config import require_not_negative, require_positive
+from slipstream.engine.model_info import MOST_CANDIDATES
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import ProposerSettings
 from slipstream.proposers.registry import METHODS
@@ -49,13 +50,13 @@ class VerifierConfig:
     max_sessions: int = 1024
     """Most sessions that are open here at a time; more are refused."""
     max_draft_tokens: int = 32
-    """Most candidates of one session in one step, whatever its policy asks for."""
+    """Most candidates of one session in one step, whatever its policy asks for; 256 at most."""
     always_speculate: bool = False
     """True: steps wait for candidates and verify them even where that is slower than to do without. For tests."""
     step_tokens: int = 512
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256
-    """Most prompt tokens of one pass while other sessions decode, so that a long prompt does not stall them."""
+    """Most prompt tokens of one pass while other sessions decode; fewer where they would take longer than decoding."""
     min_path_probability: float = LEVELS[0]
     """The lowest threshold that drafters are sent (`verifier_svc.wait_policy.draft_threshold`): no path less likely is
     worth its bytes."""
@@ -111,6 +112,11 @@ class VerifierConfig:
         )
         require_not_negative(self, PREFIX, "measure_s", "grace_s")
         require_positive(self, PREFIX, "vllm_step_timeout_s")
+        if self.max_draft_tokens > MOST_CANDIDATES:
+            raise InvalidArgument(
+                f"VERIFIER_MAX_DRAFT_TOKENS={self.max_draft_tokens}; a pass takes {MOST_CANDIDATES} candidates of a "
+                "session at most."
+            )
         if self.engine not in ENGINES:
             raise InvalidArgument(f"VERIFIER_ENGINE={self.engine!r}; choose one of {', '.join(ENGINES)}.")
         if self.vllm_args and self.engine != "vllm":

@@ -71,7 +71,8 @@ class GrammarCompilation:
     async def _compile(self, command: Command, structure: StructuredOutput) -> None:
         failure: SlipstreamError | None = None
         try:
-            grammar = await asyncio.wrap_future(self._grammars.compile(structure, command.open.cache_salt))
+            salt, tenant = command.open.cache_salt, command.open.tenant
+            grammar = await asyncio.wrap_future(self._grammars.compile(structure, salt, tenant))
         except SlipstreamError as error:
             failure = error
         except Exception as error:  # one bad grammar costs one session

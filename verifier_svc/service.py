@@ -27,7 +27,6 @@ from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_comm
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.logs import session_of
-from slipstream.tenants import tenant_of
 from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.address_allowlist import AddressAllowlist
@@ -246,7 +245,7 @@ class GatewayStream:
             workers=MaskWorkers(
                 self._service.masks,
                 asyncio.get_running_loop().call_soon_threadsafe,
-                tenant_of(session.cache_salt),
+                session.tenant,
             ),
         )
         session.tree.admits = constraint.admits
@@ -271,7 +270,7 @@ class GatewayStream:
             history=_history(tokens, prompt_length) if sampling.penalised else None,
             send=self._send,
             workload=request.workload,
-            tenant=tenant_of(request.cache_salt),
+            tenant=request.tenant,
             prediction=tuple(request.prediction_token_ids),
             cache_salt=request.cache_salt,
             priority=request.priority,

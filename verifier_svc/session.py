@@ -63,7 +63,7 @@ class Session:
     workload: str = ""
     """Label of the kind of work; acceptance is measured for each kind of a tenant's work apart."""
     tenant: str = ""
-    """What its cache salt says of the tenant; empty where there are none."""
+    """Opaque name of the API key that it belongs to (`DecodeOpen.tenant`); empty where there are no keys."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects; sent to the drafters."""
     cache_salt: str = ""

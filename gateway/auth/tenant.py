@@ -19,7 +19,7 @@ from gateway.store.quota import Demand, SharedQuota
 from slipstream.concurrency import TokenBucket
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unavailable
 from slipstream.telemetry.log_once import LogOnce
-from slipstream.tenants import tenant_salt
+from slipstream.tenants import tenant_id, tenant_salt
 
 _LOG_ONCE = LogOnce(logging.getLogger(__name__), logging.WARNING)
 MINUTE_S = 60.0
@@ -208,6 +208,11 @@ class Tenant:
         if limit == "requests":
             return _exhausted(f"key {self.name} has used up its requests of this minute", "KEY_REQUESTS", wait_s)
         return _exhausted(f"key {self.name} has too few tokens left for this request", "KEY_TOKENS", wait_s)
+
+    @property
+    def id(self) -> str:
+        """The opaque name by which workers know the tenant; empty on an open gateway."""
+        return tenant_id(self.name)
 
     def salt(self, asked: str) -> str:
         """The cache salt of a request: no tenant can share another's caches, whatever salt it sends."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gateway.routing.router import DrafterRequirements
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.tenants import tenant_id
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
@@ -73,6 +74,7 @@ class ResolvedRequest:
             drafters=drafters,
             prediction_token_ids=self.prediction,
             cache_salt=self.salt,
+            tenant=tenant_id(self.owner),
             workload=self.workload,
             priority=self.priority,
             structured_output=proto_conversion.structure_to_proto(self.structure),

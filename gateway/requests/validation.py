@@ -175,7 +175,7 @@ class RequestValidator:
                 "A structured output ends, and then nothing but an end-of-text token can follow; leave ignore_eos out.",
                 reason="ENDLESS_GRAMMAR",
             )
-        await self._tokenizer.compile(structure, model, caller().salt(request.cache_salt))
+        await self._tokenizer.compile(structure, model, caller().salt(request.cache_salt), caller().id)
         return structure
 
     def _texts(self, request: Asked, prompt: Sequence[int] | None) -> Texts:

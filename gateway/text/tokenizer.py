@@ -127,10 +127,10 @@ class Tokenizer:
         """Prepare structured output for a model: what takes long the first time is done now."""
         await asyncio.wrap_future(self._grammars_of(model).prepare())
 
-    async def compile(self, structure: StructuredOutput, model: types_pb2.ModelInfo, salt: str) -> None:
+    async def compile(self, structure: StructuredOutput, model: types_pb2.ModelInfo, salt: str, tenant: str) -> None:
         """Raises InvalidArgument for a structure that cannot be read, FailedPrecondition for one that the model cannot
         write."""
-        await asyncio.wrap_future(self._grammars_of(model).compile(structure, salt))
+        await asyncio.wrap_future(self._grammars_of(model).compile(structure, salt, tenant))
 
     def _grammars_of(self, model: types_pb2.ModelInfo) -> Grammars:
         """The compiled grammars for a model. The models of a gateway share their tokenizer, but not always these

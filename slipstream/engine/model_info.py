@@ -8,6 +8,10 @@ DIGITS = 12
 """Characters of a revision in the name of an arithmetic."""
 
 
+MOST_CANDIDATES = 256
+"""Candidates and window rows of one session in one pass: as many as the compiled kernel of attention has room for."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     name: str
@@ -30,6 +34,8 @@ class ModelInfo:
     are loaded."""
     batch_invariant: bool = False
     """Whether two models of this arithmetic write the same tokens, whatever else is in their passes."""
+    most_candidates: int = MOST_CANDIDATES
+    """Candidates and window rows of one session up to which a pass keeps what `batch_invariant` promises."""
     forward_path: str = ""
     """Which code computes it (`slipstream.engine.forward.Forward.path`); empty without a choice of it."""
     forward_notice: str = ""

@@ -96,6 +96,8 @@ class ProposerContext:
     """None: nodes are proposed below `expand` alone. A method may always leave it at that."""
     cache_salt: str = ""
     """Sequences of different salts share nothing that shows what the other one wrote."""
+    tenant: str = ""
+    """Opaque name; the slow work of one tenant delays no other's."""
     prediction: tuple[int, ...] = ()
     """Output that the client expects."""
     structured_output: StructuredOutput | None = None

@@ -72,7 +72,9 @@ class NodeChooser:
         if context.structured_output is None or self._grammars is None:
             return None
         if handle not in self._grammar_of:
-            self._grammar_of[handle] = self._grammars.compile(context.structured_output, context.cache_salt)
+            self._grammar_of[handle] = self._grammars.compile(
+                context.structured_output, context.cache_salt, context.tenant
+            )
         try:
             if handle not in self._cursors and self._grammar_of[handle].done():
                 self._cursors[handle] = self._grammar_of[handle].result().cursor(MaskBudget(*MASKS_S))

@@ -25,7 +25,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
-from slipstream.tenants import FairThreads, tenant_of
+from slipstream.tenants import FairThreads
 from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 
@@ -122,11 +122,11 @@ class Grammars:
         with contextlib.suppress(SlipstreamError):
             self._tokens()
 
-    def compile(self, structure: StructuredOutput, salt: str = "") -> Future[Grammar]:
+    def compile(self, structure: StructuredOutput, salt: str = "", tenant: str = "") -> Future[Grammar]:
         """Compiles a grammar. The future fails with InvalidArgument (BAD_GRAMMAR) for a malformed one, and with
         FailedPrecondition where the model cannot satisfy it (NO_TOKENIZER, UNSATISFIABLE_GRAMMAR). Sessions of
         different salts share no grammar, so that compile times reveal nothing."""
-        return _compilers().submit(tenant_of(salt), self._compiled, structure, salt)
+        return _compilers().submit(tenant, self._compiled, structure, salt)
 
     def _compiled(self, structure: StructuredOutput, salt: str) -> Grammar:
         """Returns the cached or newly compiled grammar; runs on a compiling thread. The salts of different tenants

@@ -30,7 +30,7 @@ class DraftCommand(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DraftOpen, _Mapping]] = ..., commit: _Optional[_Union[DraftCommit, _Mapping]] = ..., policy: _Optional[_Union[DraftPolicy, _Mapping]] = ..., close: _Optional[_Union[DraftClose, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("key", "prefix", "sampling", "target", "policy", "max_length", "prediction_token_ids", "cache_salt", "structured_output", "trace")
+    __slots__ = ("key", "prefix", "sampling", "target", "policy", "max_length", "prediction_token_ids", "cache_salt", "structured_output", "trace", "tenant")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class DraftOpen(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     prefix: _types_pb2.Prefix
     sampling: _types_pb2.Sampling
@@ -51,7 +52,8 @@ class DraftOpen(_message.Message):
     cache_salt: str
     structured_output: _types_pb2.StructuredOutput
     trace: _types_pb2.TraceContext
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., policy: _Optional[_Union[DraftPolicy, _Mapping]] = ..., max_length: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., policy: _Optional[_Union[DraftPolicy, _Mapping]] = ..., max_length: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class DraftCommit(_message.Message):
     __slots__ = ("base_length", "token_ids", "traced")

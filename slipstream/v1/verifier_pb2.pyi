@@ -59,7 +59,7 @@ class DecodeCommand(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DecodeOpen, _Mapping]] = ..., attach: _Optional[_Union[DecodeAttach, _Mapping]] = ..., credit: _Optional[_Union[DecodeCredit, _Mapping]] = ..., close: _Optional[_Union[DecodeClose, _Mapping]] = ...) -> None: ...
 
 class DecodeOpen(_message.Message):
-    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace", "min_length", "round_details", "arithmetic")
+    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace", "min_length", "round_details", "arithmetic", "tenant")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class DecodeOpen(_message.Message):
     MIN_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ROUND_DETAILS_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     prefix: _types_pb2.Prefix
     sampling: _types_pb2.Sampling
@@ -96,7 +97,8 @@ class DecodeOpen(_message.Message):
     min_length: int
     round_details: bool
     arithmetic: str
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., min_length: _Optional[int] = ..., round_details: _Optional[bool] = ..., arithmetic: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., min_length: _Optional[int] = ..., round_details: _Optional[bool] = ..., arithmetic: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class DrafterAddress(_message.Message):
     __slots__ = ("address", "name", "trusted", "shadow")

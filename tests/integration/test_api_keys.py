@@ -163,6 +163,8 @@ async def test_no_two_keys_share_a_prefix_whatever_salt_they_ask_for(place: Plac
             await place.generate(key, cache_salt=salt)
     salts = [opened.cache_salt for opened in place.verifier.opens()]
     assert len(set(salts)) == 4 and salts[1] == salts[2] and salts[4] == salts[5]
+    alice, bob = {opened.tenant for opened in place.verifier.opens()[:3]}, {place.verifier.opens()[3].tenant}
+    assert len(alice) == len(bob) == 1 and alice != bob and all({*alice, *bob})
 
 
 async def test_limits_of_one_key_are_told_with_their_time_and_leave_the_other_alone(place: Place) -> None:

@@ -14,7 +14,6 @@ import pytest
 from slipstream.engine.factory import open_engine
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.tenants import tenant_salt
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
@@ -119,7 +118,7 @@ class Neighbour:
 async def neighbour(client: Gateway, enemy: HostileDrafter) -> AsyncIterator[Neighbour]:
     options: dict[str, Any] = {"tokens": 50_000, "credit": 1, "drafters": [enemy.address], "session_id": NEIGHBOUR}
     # A tenant of its own: what becomes of the other session's candidates is not held against it.
-    number, decoded = await client.open(NEIGHBOURS_PROMPT, cache_salt=tenant_salt(NEIGHBOUR, ""), **options)
+    number, decoded = await client.open(NEIGHBOURS_PROMPT, tenant="neighbour", **options)
     await until(lambda: len(decoded.token_ids) == 1)
     good = Neighbour(client, number, decoded)
     await good.speculates()

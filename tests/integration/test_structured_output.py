@@ -305,7 +305,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[Future[Grammar]]:
     """Grammars that are being compiled until the test has the result."""
     futures: list[Future[Grammar]] = []
 
-    def compile(grammars: Grammars, structure: StructuredOutput, salt: str = "") -> Future[Grammar]:
+    def compile(grammars: Grammars, structure: StructuredOutput, salt: str = "", tenant: str = "") -> Future[Grammar]:
         futures.append(Future())
         return futures[-1]
 

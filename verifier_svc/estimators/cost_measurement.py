@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slipstream.engine.engine import Engine, KVRoom, begin_unshared
-from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.model_info import MOST_CANDIDATES, ModelInfo
 from slipstream.engine.segment import Segment, Sequence
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 
@@ -59,7 +59,8 @@ def measure(
         if len(logits):
             logits[0, 0].item()
 
-    measure_steps(MeasuredSteps(curve, engine, run, most_tokens), limit_s, clock)
+    most = engine.model.most_candidates
+    measure_steps(MeasuredSteps(curve, engine, run, most_tokens, most_candidates=most), limit_s, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ class MeasuredSteps:
     """Most tokens of one step."""
     most_sessions: int = SESSIONS[-1]
     longest_chain: int | None = None
-    """Where candidates must be chains, the longest one; None: trees of any size."""
+    """Where candidates must be chains, the longest one; None: trees."""
+    most_candidates: int = MOST_CANDIDATES
+    """Of one session; what a measured step has beyond them are tokens of a prompt."""
 
 
 def measure_steps(steps: MeasuredSteps, limit_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -134,7 +137,8 @@ class _Bench:
         durations: list[float] = []
         branch = self._steps.longest_chain or BRANCH
         while len(durations) < REPEATS and self._affordable(tokens, sessions):
-            durations.append(self._duration(_step(self._sequences[:sessions], tokens, branch)))
+            step = _step(self._sequences[:sessions], tokens, branch, self._steps.most_candidates)
+            durations.append(self._duration(step))
         if durations:
             self._steps.curve.record(tokens, sessions, durations)
 
@@ -151,11 +155,13 @@ class _Bench:
         return self._clock() - started
 
 
-def _step(sequences: list[Sequence], tokens: int, branch: int) -> list[Segment]:
-    """One committed token per sequence, and chains of `branch` candidates that fill the step up."""
+def _step(sequences: list[Sequence], tokens: int, branch: int, most: int) -> list[Segment]:
+    """One committed token per sequence, and chains of `branch` candidates that fill the step up, `most` of a sequence;
+    the rest are further committed tokens."""
     segments: list[Segment] = []
     for index, sequence in enumerate(sequences):
-        nodes = (tokens - index - 1) // len(sequences)
+        further = (tokens - index - 1) // len(sequences)
+        nodes = min(further, most)
         parents = [node - 1 if node % branch else -1 for node in range(nodes)]
-        segments.append(Segment(sequence, [TOKEN], [TOKEN] * nodes, parents))
+        segments.append(Segment(sequence, [TOKEN] * (1 + further - nodes), [TOKEN] * nodes, parents))
     return segments

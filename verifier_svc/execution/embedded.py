@@ -28,12 +28,11 @@ from verifier_svc.hidden_feed import ComputedRows, HiddenFeed
 
 
 class EmbeddedExecutor:
-    """Verifies trees of any size by every acceptance rule."""
-
-    limits = ExecutorLimits()
+    """Verifies trees by every acceptance rule."""
 
     def __init__(self, engine: Engine) -> None:
         self.kv = engine
+        self.limits = ExecutorLimits(engine.model.most_candidates)
         self.hidden_feed = HiddenFeed(engine)
 
     @property

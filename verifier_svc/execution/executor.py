@@ -58,6 +58,7 @@ class ExecutorLimits(NamedTuple):
     """What an executor can verify of one session in one step."""
 
     max_candidates: int = sys.maxsize
+    """Candidates and window rows together."""
     verifies_trees: bool = True
     """False: candidates must be a chain, so the planner chooses one path of the tree."""
     max_sequences: int = sys.maxsize

@@ -1,7 +1,7 @@
-"""Divides the tokens of one step: candidates of `coupled` sessions compete for them, prompts get a bounded share.
+"""Divides the candidates of one step: those of all `coupled` sessions compete for it.
 
-`allot` returns how many candidates of each session a step verifies, `prefill_chunks` how much of each prompt it
-computes; both are pure functions. The rest of this text shows that `allot` finds the best division.
+`allot`, a pure function, returns how many candidates of each session a step verifies. The rest of this text shows that
+it finds the best division.
 
 A step over S sessions that decode and n candidate nodes takes t(n) seconds. Session s commits one token of its own and
 every node on its accepted path. Node i of session s is accepted with its path probability p[s][i], so the step commits
@@ -19,7 +19,7 @@ work is one sort and one pass over it, O(N log N) for N nodes.
 **What follows.** Adaptive draft length: a sure session gets many nodes, an unsure one few. Speculation off under load:
 where one more node costs more than it brings, n = 0 wins, and ties go to the smaller n. Fairness: nodes of equal
 probability go to the sessions in turn; a session with poor candidates gets none of the room but always its own token,
-which is not part of the competition.
+which is not part of the competition. So nothing that one tenant's candidates promise takes another tenant's tokens.
 
 **Prompts pay for themselves.** With P prompt tokens in the step, what they add to a step without candidates is taken
 off its time: E / (t(S + P + n) - (t(S + P) - t(S))). Their work has to be done anyway. Were it shared by all tokens, as
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,34 +103,3 @@ def _ranked(offers: Sequence[Offer]) -> tuple[npt.NDArray[np.float64], npt.NDArr
     nodes = np.minimum.accumulate(table, axis=0).ravel()
     order = np.argsort(-nodes, kind="stable")[: sum(sizes)]
     return nodes[order], order % max(len(offers), 1)
-
-
-class Prompt(Protocol):
-    @property
-    def rank(self) -> Any:
-        """Comparable; the lowest is served first."""
-
-    @property
-    def priority(self) -> int:
-        """The lower, the sooner the prompt is served."""
-
-    @property
-    def pending(self) -> int:
-        """Tokens without KV."""
-
-
-AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
-
-
-def prefill_chunks(prompts: list[AnyPrompt], room: int) -> dict[AnyPrompt, int]:
-    """Tokens of each prompt that a step with `room` for prefill computes: half for those that came first, half for
-    those that have the least left. So a long prompt goes on while others come, and does not hold them up."""
-    sizes = dict.fromkeys(prompts, 0)
-    first = sorted(prompts, key=lambda prompt: prompt.rank)
-    shortest = sorted(first, key=lambda prompt: (prompt.priority, prompt.pending))
-    for order, until in ((first, room // 2), (shortest, 0)):
-        for prompt in order:
-            size = max(0, min(prompt.pending - sizes[prompt], room - until))
-            sizes[prompt] += size
-            room -= size
-    return {prompt: size for prompt, size in sizes.items() if size}

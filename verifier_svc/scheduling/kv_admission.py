@@ -1,36 +1,41 @@
 """Decides which sessions have KV: it admits a session when its tokens fit, grows its KV step by step, and preempts it.
 
 Nothing is reserved for tokens that a session may commit later, so many more sessions run than their longest texts would
-have room for. Sessions are served in order of `rank`: priority first, then arrival.
+have room for. Sessions are served in order of `_order`: priority first, then those within their tenant's fair share of
+all KV (`fairness.beyond_share`), then arrival.
 
-- **Admit**: the first session without KV is admitted when there is room for all its tokens, which is reserved at once,
-  and for one more block of each admitted session, which will grow. While it does not fit, none behind it is admitted
-  either: short prompts do not starve a long one. Sessions of a lower priority make room for one of a higher.
-- **Fit**: a step's blocks are taken in order of rank. A session that finds too few goes without candidates; if that
+- **Admit**: a session is admitted when there is room for all its tokens, which is reserved at once, and for one more
+  block of each admitted session, which will grow. While it does not fit, smaller ones behind it are admitted, up to
+  four times its size; then it has aged, and none of its tenant's is admitted before it. One that alone exceeds the
+  share then counts as within it until it ends, and others' sessions wait for it too: it would not come in otherwise.
+  Sessions of a lower priority make room for one of a higher, and those beyond their tenant's share for one of another
+  tenant that is within its own.
+- **Fit**: a step's blocks are taken in that order. A session that finds too few goes without candidates; if that
   does not help, the last session is preempted: it gives up its KV and waits to be admitted again. Its KV is then
   computed anew, or found in the prefix cache, where released blocks stay until they are needed.
 - Sessions that cannot run (their client does not read) are preempted before all others. To compute their KV again for
   each token that such a client takes would cost the others more than it gives: they are admitted again once they have
   half of the credit that they can have, or `RETURN_S` seconds after they got some.
 
-So the first admitted session always goes on, because the pool holds the longest session that the service accepts, and
-every session ends.
+So the first session always goes on, because the pool holds the longest session that the service accepts, and every
+session ends. With one tenant all are within the share.
 """
 
 from __future__ import annotations
 
-import heapq
-import sys
-from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slipstream.engine.segment import Sequence as KVSequence
 from slipstream.speculation.lookahead import WindowRows
 from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
-from verifier_svc.session import Rank, Session
+from verifier_svc.scheduling.fairness import Ageing, Claim, beyond_share, share_of
+from verifier_svc.session import Session
 
 RETURN_S = 2.0
 """Seconds for which a session that yielded its KV waits with little credit; well below a gateway's stall limit."""
+Order = tuple[int, bool, int]
+"""The lower, the sooner: priority, whether it is beyond its tenant's share, arrival."""
 
 
 class KVAdmission:
@@ -41,14 +46,20 @@ class KVAdmission:
         self._clock = clock
         self._admitted: dict[Session, None] = {}
         self._waiting: dict[Session, None] = {}
-        self._queue: list[tuple[Rank, Session]] = []
-        """A heap of the waiting sessions, and of some that ended or were admitted."""
         self._resting: dict[Session, None] = {}
         """Sessions without KV that cannot run."""
         self._returning: dict[Session, float] = {}
         """Sessions that yielded their KV and have little credit, by the monotonic seconds at which they are admitted
         all the same."""
-        self._refusal: _Refusal | None = None
+        self._ageing = Ageing[Session]()
+        self._share = math.inf
+        """Blocks that each tenant may have, as of the last decision for which that mattered."""
+        self._beyond: set[Session] = set()
+        """Sessions beyond their tenants' shares then."""
+        self._changes = 0
+        """Counts what may let a session in: sessions that came, went, gave up their KV or changed their state."""
+        self._refused: tuple[int, int, int] | None = None
+        """The changes, the sessions that could not run, and the free blocks when waiting sessions were refused."""
         self.preemptions = 0
         """Times that a session gave up its KV before it ended."""
         self.prefix_tokens_sought = self.prefix_tokens_found = 0
@@ -66,7 +77,7 @@ class KVAdmission:
 
     def add_session(self, session: Session) -> None:
         self._waiting[session] = None
-        heapq.heappush(self._queue, (session.rank, session))
+        self._changes += 1
 
     def remove_session(self, session: Session) -> None:
         """Frees the KV of a session that ended. No step is running."""
@@ -75,9 +86,8 @@ class KVAdmission:
             session.sequence = None
         for sessions in (self._admitted, self._waiting, self._resting, self._returning):
             sessions.pop(session, None)
-        if len(self._queue) > 2 * len(self._waiting) + 64:  # most entries are of sessions that ended
-            self._queue = [(waiting.rank, waiting) for waiting in self._waiting]
-            heapq.heapify(self._queue)
+        self._ageing.forget(session)
+        self._changes += 1
 
     def admit(self) -> Collection[Session]:
         """Admits the sessions that fit; returns all that have KV."""
@@ -87,17 +97,34 @@ class KVAdmission:
         for session in [session for session, due in self._returning.items() if self._may_return(session, due)]:
             del self._returning[session]
             self.add_session(session)
-        while self._queue:
-            rank, session = heapq.heappop(self._queue)
-            if session not in self._waiting:
-                continue
-            if not session.runnable:
-                self._resting[session] = None
-            elif not self._try_to_admit(session):
-                heapq.heappush(self._queue, (rank, session))
-                break
-            del self._waiting[session]
+        if self._waiting:
+            idle = sum(not session.runnable for session in self._admitted)
+            state = self._changes, idle, self._kv.blocks_free
+            if self._refused is None or state[:-1] != self._refused[:-1] or state[-1] > self._refused[-1]:
+                self._admit_waiting()
+                self._refused = *state[:-1], self._kv.blocks_free
         return self._admitted.keys()
+
+    def _admit_waiting(self) -> None:
+        for session in [session for session in self._waiting if not session.runnable]:
+            del self._waiting[session]
+            self._resting[session] = None
+        self._note_shares()
+        tried, held = set[str](), set[str]()
+        for session in sorted(self._waiting, key=self._order):
+            # Each tenant's first may fit by what is cached or by preemption; others pass it if they fit as they are.
+            if session.tenant in held or (session.tenant in tried and not self._small(session)):
+                continue
+            if self._try_to_admit(session):
+                del self._waiting[session]
+                self._ageing.admit(session, self._blocks(session))
+                continue
+            tried.add(session.tenant)
+            self._ageing.wait(session)
+            if self._aged(session):
+                held.add(session.tenant)
+                if self._too_large(session):
+                    break
 
     def fit(self, step: list[ScheduledSequence]) -> list[ScheduledSequence]:
         """Reserves KV for the sequences of a step. Returns those that fit, some without candidates; `step` itself when
@@ -111,13 +138,41 @@ class KVAdmission:
                 self._grow(scheduled)
             return step
         fitted: list[ScheduledSequence] = []
-        victims = self._victims()
-        for scheduled in sorted(step, key=lambda each: each.session.rank):
+        self._note_shares()
+        victims = self._victims(self._admitted)
+        for scheduled in sorted(step, key=lambda each: self._order(each.session)):
             if scheduled.session.sequence is not None and (fit := self._fit(scheduled, victims)) is not None:
                 fitted.append(fit)
         if not fitted:
-            self._preempt(max(self._admitted, key=lambda session: session.rank))
+            self._preempt(max(self._admitted, key=self._order))
         return fitted
+
+    def _order(self, session: Session) -> Order:
+        beyond = session in self._beyond and not (self._too_large(session) and self._aged(session))
+        return session.priority, beyond, session.arrival
+
+    def _aged(self, session: Session) -> bool:
+        return self._ageing.aged(session, self._blocks(session))
+
+    def _too_large(self, session: Session) -> bool:
+        """Whether the session alone exceeds its tenant's share."""
+        return self._blocks(session) + 1 > self._share
+
+    def _blocks(self, session: Session) -> int:
+        """Blocks of the session's tokens, whoever else reads them too."""
+        return -(-len(session.tokens) // self._kv.block_size)
+
+    def _small(self, session: Session) -> bool:
+        """Whether the session fits, whatever is cached."""
+        return self._blocks(session) + len(self._admitted) <= self._kv.blocks_free
+
+    def _note_shares(self) -> None:
+        """Finds out which sessions are beyond their tenants' shares."""
+        every = sorted([*self._admitted, *self._waiting], key=lambda session: session.rank)
+        # One block more, which is kept free for each session to grow.
+        claims = [Claim(each, each.tenant, self._blocks(each) + 1, each in self._admitted) for each in every]
+        self._share = share_of(claims, self._kv.blocks_total)
+        self._beyond = beyond_share(claims, self._share)
 
     def _readmit(self, session: Session) -> None:
         """A session without KV has credit again."""
@@ -130,16 +185,12 @@ class KVAdmission:
         return not session.low_on_credit or self._clock() >= due
 
     def _try_to_admit(self, session: Session) -> bool:
-        victims = self._victims((session.priority, sys.maxsize))
-        refusal = _Refusal(session, len(session.tokens), len(self._admitted), len(victims), self._kv.blocks_free)
-        if self._refusal is not None and refusal.repeats(self._refusal):
-            return False
+        victims = self._victims(self._makes_room(session))
         sequence = self._kv.begin(session.tokens, session.cache_salt)
         pending = len(session.tokens) - sequence.length
         preempted = self._first_victims(self._kv.missing(sequence, pending), victims)
         if preempted is None:
             self._kv.close(sequence)
-            self._refusal = refusal
             return False
         for victim in preempted:
             self._preempt(victim)
@@ -174,21 +225,30 @@ class KVAdmission:
                 if self._missing(each) <= self._kv.blocks_free:
                     self._grow(each)
                     return each
-            if not victims or (victims[0].runnable and victims[0].rank <= scheduled.session.rank):
+            if not victims or (victims[0].runnable and self._order(victims[0]) <= self._order(scheduled.session)):
                 return None
             self._preempt(victims.pop(0))
 
-    def _victims(self, rank: Rank | None = None) -> list[Session]:
-        """Sessions in the order in which they are preempted: those that cannot run, then the others from the last rank
-        up; with `rank`, of the others only those behind it."""
+    def _makes_room(self, session: Session) -> Iterable[Session]:
+        """Those that a waiting session may preempt if they run: of lower priority, or beyond the share of a tenant
+        while this one is within another's."""
+        within = not self._order(session)[1]
+        for each in self._admitted:
+            beyond = within and each.tenant != session.tenant and self._order(each)[1]
+            if each.priority > session.priority or (beyond and each.priority == session.priority):
+                yield each
+
+    def _victims(self, running: Iterable[Session]) -> list[Session]:
+        """Sessions in the order in which they are preempted: those that cannot run, then those of `running` that can,
+        from the last in order up."""
         idle = sorted((each for each in self._admitted if not each.runnable), key=lambda each: each.idle_since)
-        running = (each for each in self._admitted if each.runnable and (rank is None or each.rank > rank))
-        return [*idle, *sorted(running, key=lambda each: each.rank, reverse=True)]
+        return [*idle, *sorted((each for each in running if each.runnable), key=self._order, reverse=True)]
 
     def _preempt(self, session: Session) -> None:
         self._kv.close(_held(session))
         session.sequence, session.computed = None, 0
         del self._admitted[session]
+        self._changes += 1
         self.preemptions += 1
         session.yielded_kv = not session.runnable
         if session.yielded_kv:
@@ -201,20 +261,6 @@ class KVAdmission:
 
     def _grow(self, scheduled: ScheduledSequence) -> None:
         self._kv.grow(_held(scheduled.session), scheduled.tokens)
-
-
-class _Refusal(NamedTuple):
-    """A session that did not fit, and the state of the KV cache at that time."""
-
-    session: Session
-    tokens: int
-    admitted: int
-    victims: int
-    free: int
-
-    def repeats(self, last: _Refusal) -> bool:
-        """True when the session cannot fit now either: all is as it was, and no block more is free."""
-        return self[:-1] == last[:-1] and self.free <= last.free
 
 
 def _held(session: Session) -> KVSequence:

@@ -2,8 +2,10 @@
 
 Per session it takes the likeliest candidates up to the draft limit and calibrates their path probabilities, then
 `budget.allot` divides the step's tokens among all sessions. Sessions under the ratio rule (`rejection`) do not compete:
-they get a fixed share. Later a step may only lose candidates: `KVAdmission.fit` where KV runs out, fault isolation
-after a failed pass. `wait_policy` decides how long a step is held back for candidates on their way.
+they get a fixed share. Every session that decodes has its own token in the step; where an executor has too few places,
+tenants share them. Prompts take what `prefill` gives them. Later a step may only lose candidates: `KVAdmission.fit`
+where KV runs out, fault isolation after a failed pass. `wait_policy` decides how long a step is held back for
+candidates on their way.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from slipstream.tenants import PerTenant
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.estimators.calibration import Calibration
-from verifier_svc.estimators.cost_curve import CostCurve
+from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.observer import StepTiming
-from verifier_svc.scheduling.budget import Offer, allot, prefill_chunks
+from verifier_svc.scheduling.budget import Offer, allot
+from verifier_svc.scheduling.fairness import turns
+from verifier_svc.scheduling.prefill import PROMPT_STEPS, SHORT_STEPS, PrefillShares, PromptCost, tokens_within
 from verifier_svc.session import CandidateChoice, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
@@ -32,6 +36,10 @@ PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 LONG_CONTEXTS = (2048, 8192, 32768)
 """Tokens from which on acceptance is measured apart: draft heads are trained on shorter texts."""
+PLAIN_EVERY = 16
+"""While prompts come, one of so many steps that decode holds none: it shows what decoding takes by itself."""
+OWN_WEIGHT, OWN_LEAST, OWN_MOST = 0.3, 0.25, 4.0
+"""Weight of such a step, and the least and most that it counts as, by what the curve gives."""
 POOL = 3
 """Candidates of several drafters, the likeliest by their claims, that compete for each place of a step."""
 NO_CANDIDATES = Selection()
@@ -44,7 +52,7 @@ class StepLimits:
     step_tokens: int
     """Most tokens of one step."""
     prefill_tokens: int
-    """Most prompt tokens of one step in which other sessions decode."""
+    """Most prompt tokens of one step in which other sessions decode, however quick they are."""
     max_wait_s: float
     executor: ExecutorLimits = ANY_CANDIDATES
     always_speculate: bool = False
@@ -93,6 +101,9 @@ class Planner:
         self._clock = clock
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
+        self._prompt_cost, self._prefill_shares = PromptCost(), PrefillShares()
+        self._own_factor, self._mixed = 1.0, 0
+        """What steps without prompts take by what the curve gives, and steps with prompts since the last one."""
         self._masks_s = 0.0
         """Seconds for which the last plan should wait for the masks of a session's grammar."""
 
@@ -107,19 +118,48 @@ class Planner:
             for session in sessions
             if session.runnable and (session.constraint is None or self._has_masks(session.constraint))
         ]
-        decoding = sorted((s for s in runnable if s.pending == 1), key=lambda s: (s.priority, s.idle_since))
-        prefilling = [session for session in runnable if session.pending > 1]
+        decoding = [session for session in runnable if session.pending == 1]
+        plain = bool(decoding) and self._mixed >= PLAIN_EVERY - 1
+        prefilling = [] if plain else [session for session in runnable if session.pending > 1]
         reserved = 0
-        if decoding:
-            most = min(self._limits.prefill_tokens, self._limits.step_tokens // 2)
+        if decoding and prefilling:
+            most = min(self._room_beside(len(decoding), len(decoding)), self._limits.step_tokens // 2)
             reserved = min(most, sum(session.pending for session in prefilling))
-        decoding = decoding[: min(self._limits.step_tokens - reserved, self._most_decoding(len(prefilling)))]
+        places = min(self._limits.step_tokens - reserved, self._most_decoding(len(prefilling)))
+        decoding = _first(decoding, places, lambda session: session.idle_since)
         plan = self._plan_decoding(decoding, self._limits.step_tokens - reserved - len(decoding), reserved)
-        room = self._limits.step_tokens - sum(scheduled.tokens for scheduled in plan.step)
-        room = min(room, self._limits.prefill_tokens) if decoding else room
-        chunks = prefill_chunks(self._first_prompts(prefilling, len(decoding)), room)
-        plan.step.extend(_schedule(session, size, NO_CANDIDATES) for session, size in chunks.items())
+        if prefilling:
+            places = self._limits.executor.max_sequences - len(decoding)
+            prompts = _first(prefilling, places, lambda session: session.arrival)
+            for session, size in self._prefill(prompts, plan).items():
+                plan.step.append(_schedule(session, size, NO_CANDIDATES))
         return plan
+
+    def _prefill(self, prompts: list[Session], plan: StepPlan) -> dict[Session, int]:
+        """Tokens of each prompt that the step computes beside the sessions that decode in it."""
+        used, decoding = sum(scheduled.tokens for scheduled in plan.step), len(plan.step)
+        if decoding:
+            room = min(self._room_beside(used, decoding), self._limits.step_tokens - used)
+            room_s = PROMPT_STEPS * self._own_factor * self._curve.seconds(used, decoding)
+        else:
+            room = self._room_alone(prompts)
+            room_s = self._prompt_cost.factor * self._curve.seconds(room, 1)
+        return self._prefill_shares.divide(prompts, room, self._prompt_cost.per_pair_s * room / room_s)
+
+    def _room_beside(self, tokens: int, sessions: int) -> int:
+        """Most prompt tokens of a step with so many tokens of sessions that decode; one at least."""
+        own_s = self._curve.seconds(tokens, sessions)
+        most = min(self._limits.prefill_tokens, self._limits.step_tokens - tokens)
+        limit_s = PROMPT_STEPS * self._own_factor * own_s / self._prompt_cost.factor
+        return max(1, tokens_within(lambda size: self._curve.seconds(tokens + size, sessions) - own_s, most, limit_s))
+
+    def _room_alone(self, prompts: list[Session]) -> int:
+        """Most prompt tokens of a step in which no session decodes: fewer where there are other tenants."""
+        most = self._limits.step_tokens
+        if not any(session.tenant for session in prompts):
+            return most
+        least_s = SHORT_STEPS * self._curve.seconds(most, 1) / most
+        return next((size for size in BUCKETS if self._curve.seconds(size, 1) <= size * least_s and size < most), most)
 
     def _has_masks(self, constraint: GrammarConstraint) -> bool:
         self._masks_s = max(self._masks_s, constraint.worth_waiting_s())
@@ -171,11 +211,6 @@ class Planner:
         """Most sessions of a step that decode: where the executor bounds its sessions, prompts get some places too."""
         most = self._limits.executor.max_sequences
         return most - min(prompts, most // PROMPT_PLACES)
-
-    def _first_prompts(self, prompts: list[Session], decoding: int) -> list[Session]:
-        """The prompts that have a place in a step beside so many decoding sessions."""
-        places = self._limits.executor.max_sequences - decoding
-        return prompts if len(prompts) <= places else sorted(prompts, key=lambda each: each.rank)[:places]
 
     def _draft_limit(self, session: Session) -> int:
         """Most candidates of the session that a step can verify."""
@@ -261,11 +296,15 @@ class Planner:
         """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
         step that its rejected candidates took."""
         if plan.decoding:
+            share = timing.seconds / self._curve.seconds(timing.tokens, timing.sessions)
+            self._own_factor += OWN_WEIGHT * (min(max(share, OWN_LEAST), OWN_MOST) - self._own_factor)
+            self._mixed = 0
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
             changed = self._wait_policy.observe_step(
                 plan, timing.tokens, timing.seconds + timing.waited, self._compared(plan, timing, outcomes)
             )
         else:
+            self._observe_prompts(plan, timing)
             changed = self._wait_policy.observe_prefill_step()
         if changed:
             self._sources.set_threshold(self._wait_policy.threshold)
@@ -275,6 +314,18 @@ class Planner:
         rejected = sum(len(each.selection) - len(it.path) for each, it in pairs if isinstance(it, AcceptanceResult))
         seconds = self._curve.seconds
         return seconds(timing.tokens, timing.sessions) - seconds(timing.tokens - rejected, timing.sessions)
+
+    def _observe_prompts(self, plan: StepPlan, timing: StepTiming) -> None:
+        """Learns from a step with prompts what they added to it."""
+        prompts = [scheduled for scheduled in plan.step if scheduled.computed < scheduled.base - 1]
+        decoding = len(plan.step) - len(prompts)
+        self._mixed += bool(decoding)
+        own = timing.tokens - sum(scheduled.tokens for scheduled in prompts)
+        own_s = self._curve.seconds(own, decoding) if decoding else 0.0
+        curve_s = self._curve.seconds(timing.tokens, max(1, decoding)) - own_s
+        own_s *= self._own_factor
+        pairs = sum(len(scheduled.pending) * scheduled.computed for scheduled in prompts)
+        self._prompt_cost.observe(own_s, curve_s, pairs, timing.seconds)
 
     def _compared(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
         """The step as trials of drafting see it; None where it shows nothing of drafting."""
@@ -308,6 +359,16 @@ class Planner:
         """Computes ahead what the next plan needs and no arrival changes. Called while a step runs."""
         for calibration in self._calibrations:
             calibration.draw_curves()
+
+
+def _first(sessions: list[Session], places: int, waits: Callable[[Session], float]) -> list[Session]:
+    """As many sessions as there are places: by priority, then tenant by tenant in turn, each tenant's in the order of
+    `waits`."""
+    ordered = sorted(sessions, key=lambda session: (session.priority, waits(session)))
+    if len(ordered) <= places:
+        return ordered
+    turn = dict(zip(ordered, turns(session.tenant for session in ordered), strict=True))
+    return sorted(ordered, key=lambda session: (session.priority, turn[session]))[:places]
 
 
 def _labels(session: Session, chosen: Selection) -> list[str]:

@@ -330,6 +330,7 @@ class DrafterLink:
             max_length=session.max_length,
             prediction_token_ids=session.prediction,
             cache_salt=session.cache_salt,
+            tenant=session.tenant,
             structured_output=proto_conversion.structure_to_proto(session.structure),
         )
 

@@ -110,6 +110,7 @@ class LocalSession(Attachment):
             max_read_tokens=max_read,
             deeper=deeper,
             cache_salt=session.cache_salt,
+            tenant=session.tenant,
             prediction=session.prediction,
             structured_output=session.structure,
             noise_stream=self.tree.noise_stream(session.sampling.seed, self.number, session.epoch) if drawn else 0,

@@ -12,9 +12,10 @@ import torch
 
 from slipstream.engine.kernels import compiled
 from slipstream.engine.kernels.compiled import KINDS, Kernels, find_kernels
+from slipstream.engine.model_info import MOST_CANDIDATES
 from slipstream.engine.segment import Segment
 
-MOST_QUERIES, MOST_DIM, MOST_NODES = 96, 256, 256
+MOST_QUERIES, MOST_DIM, MOST_NODES = 96, 256, MOST_CANDIDATES
 """Query rows of a part, numbers of a head, and candidates of a session that the kernel has room for."""
 _LONG = ctypes.c_long
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 
-from slipstream.engine.attention.batch_invariant import least_rows
+from slipstream.engine.attention.batch_invariant import MOST_NODES, least_rows
 from slipstream.engine.kernels import compiled
 from slipstream.engine.kernels.attention import fits
 from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.kvcache.store import AttentionLayer
+from slipstream.engine.model_info import MOST_CANDIDATES
 from slipstream.version import running_version
 
 ENGINE = "embedded"
@@ -57,6 +58,11 @@ class Computation:
         if self.device != "cpu" or self.path == "library":
             return False
         return (self.path == "kernels" and self.attends) or (self.precision == "float32" and self.steady)
+
+    @property
+    def most_candidates(self) -> int:
+        """See `ModelInfo`: above it torch computes the attention of the whole pass, or cuts its sums in two."""
+        return MOST_NODES if self.batch_invariant and not self.attends else MOST_CANDIDATES
 
     @property
     def name(self) -> str:

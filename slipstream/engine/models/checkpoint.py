@@ -100,6 +100,7 @@ def load_checkpoint(
         info,
         arithmetic=computed.name,
         batch_invariant=computed.batch_invariant,
+        most_candidates=computed.most_candidates,
         forward_path=tried.forward.path,
         forward_notice=tried.notice,
     )

@@ -22,7 +22,14 @@ CHUNK = 6
 """Tokens of a prompt that are read in a step."""
 
 
-def session(arrival: int, tokens: list[int], max_length: int = LONGEST, priority: int = 0, salt: str = "") -> Session:
+def session(
+    arrival: int,
+    tokens: list[int],
+    max_length: int = LONGEST,
+    priority: int = 0,
+    salt: str = "",
+    tenant: str = "",
+) -> Session:
     return Session(
         id=f"s{arrival}",
         number=arrival,
@@ -40,6 +47,7 @@ def session(arrival: int, tokens: list[int], max_length: int = LONGEST, priority
         priority=priority,
         arrival=arrival,
         cache_salt=salt,
+        tenant=tenant,
     )
 
 
@@ -58,7 +66,7 @@ class World:
     def __init__(self, blocks: int = BLOCKS) -> None:
         self.engine = KVCacheManager(BlockPool(blocks, SIZE), 1000)
         self.now = 0.0
-        self.admission = KVAdmission(self.engine, lambda: self.now)  # type: ignore[arg-type]
+        self.admission = KVAdmission(self.engine, lambda: self.now)
         self.sessions: list[Session] = []
 
     def add(self, new: Session) -> Session:
@@ -115,18 +123,22 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST - 4)
 
 @settings(max_examples=120, deadline=None)
 @given(
-    st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(prompts, st.integers(1, 12), st.integers(0, 2), st.integers(0, 30), st.sampled_from("ab")),
+        min_size=1,
+        max_size=12,
+    ),
     st.integers(0, 4),
     st.data(),
 )
 def test_all_sessions_end_whatever_comes_together(
-    asked: list[tuple[list[int], int, int, int]], drafts: int, data: st.DataObject
+    asked: list[tuple[list[int], int, int, int, str]], drafts: int, data: st.DataObject
 ) -> None:
-    """Each with its prompt, its output, its priority, and the step before which it comes."""
+    """Each with its prompt, its output, its priority, the step before which it comes, and its tenant."""
     world = World()
     coming = [
-        (step, session(number, prompt, min(LONGEST, len(prompt) + more), priority))
-        for number, (prompt, more, priority, step) in enumerate(sorted(asked, key=lambda each: each[3]))
+        (step, session(number, prompt, min(LONGEST, len(prompt) + more), priority, tenant=tenant))
+        for number, (prompt, more, priority, step, tenant) in enumerate(sorted(asked, key=lambda each: each[3]))
     ]
     steps = 0
     while world.sessions or coming:
@@ -142,7 +154,7 @@ def test_all_sessions_end_whatever_comes_together(
         assert inside or not any(each.runnable for each in world.sessions), "somebody enters"
         turns = world.step(drafts, data.draw(st.integers(0, drafts)) if drafts else 0)
         if inside:
-            first = min(inside, key=lambda each: each.rank)
+            first = min(inside, key=world.admission._order)
             assert first in {turn.session for turn in turns}, "whoever comes first goes on"
         world.balance()
         steps += 1
@@ -157,14 +169,52 @@ def test_a_session_enters_when_its_prompt_fits_not_when_its_longest_text_does() 
     assert len(world.turns()) == 4
 
 
-def test_long_prompts_are_not_overtaken_by_short_ones() -> None:
+def test_long_prompts_are_overtaken_by_four_times_their_size_and_no_more() -> None:
+    """Short ones come all the time, and each ends before the next one comes; the long one fits beside none."""
     world = World()
-    world.add(session(0, [0] * 17))  # five blocks
-    long = world.add(session(1, [1] * 17))
-    short = world.add(session(2, [2] * 2))
-    assert [turn.session.arrival for turn in world.turns()] == [0]
-    world.end(world.sessions[0])
-    assert [turn.session for turn in world.turns()] == [long, short]
+    world.add(session(0, [0] * 9, 400))
+    world.turns()
+    long = world.add(session(1, [1] * 24))  # six blocks; five are free
+    passed = 0
+    while long.sequence is None and passed < 100:
+        short = world.add(session(2 + passed, [2] * 8))  # two blocks
+        world.turns()
+        if short.sequence is not None:
+            passed += 1
+            world.end(short)
+        elif world.sessions[0].arrival == 0:
+            world.end(world.sessions[0])  # it makes room at last
+    assert passed == 4 * 6 // 2
+    assert long.sequence is not None
+
+
+def test_a_tenant_within_its_share_takes_the_room_that_another_has_beyond_its_own() -> None:
+    world = World(blocks=18)
+    many = [world.add(session(number, [number] * 9, tenant="many")) for number in range(4)]  # three blocks each
+    assert len(world.turns()) == 4
+    few = world.add(session(9, [9] * 9, tenant="few"))
+    assert {turn.session for turn in world.turns()} >= {few, many[0]} and world.admission.preemptions == 1
+    again = world.add(session(10, [8] * 25, tenant="few"))  # ten in all, with those that stay free to grow
+    world.turns()
+    assert again.sequence is None and world.admission.preemptions == 1, "beyond its own share it waits"
+
+
+def test_one_that_exceeds_its_tenant_s_share_comes_in_at_last_and_stays() -> None:
+    """Another tenant's short sessions come without an end, two at a time; the large one fits beside none."""
+    world = World()
+    large = session(0, [0] * 27, 30, tenant="large")  # seven of eight blocks
+    shorts = [world.add(session(number, [number] * 6, 20, tenant="short")) for number in (1, 2)]
+    world.turns()
+    world.add(large)
+    passed = 0
+    while large.sequence is None and passed < 100:
+        world.end(shorts.pop(0))
+        shorts.append(world.add(session(3 + passed, [passed] * 6, 20, tenant="short")))
+        world.turns()
+        passed += 1
+    assert 4 * 7 // 2 <= passed < 20
+    world.step()
+    assert large.sequence is not None, "nothing takes its room again"
 
 
 def test_the_last_to_come_makes_room_and_goes_on_later_where_it_was() -> None:
@@ -275,7 +325,8 @@ def test_those_who_leave_while_they_wait_are_forgotten() -> None:
     world.add(session(1, [1] * 20))
     for number in range(2, 1000):
         world.end(world.add(session(number, [2] * 20)))
-    assert world.admission.waiting == 1 and len(world.admission._queue) < 100
+    world.turns()
+    assert world.admission.waiting == 1 and len(world.admission._ageing._passed) == 1
 
 
 def test_prompts_that_begin_alike_are_read_once() -> None:

@@ -62,4 +62,4 @@ def test_a_step_holds_as_many_sessions_as_the_executor_takes(
 
 
 def test_an_executor_without_a_bound_takes_all() -> None:
-    assert len(planned(20, 20, ExecutorLimits().max_sequences).step) == 40
+    assert len(planned(20, 10, ExecutorLimits().max_sequences).step) == 30
