@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +21,7 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import Answer, Front, Setting
 from tests.scraping import scrape
 from tests.scripted_verifier import ScriptedVerifier, served
+from tests.web import CHAT_TEMPLATE
 
 LENGTH = 40
 SEEN = 9
@@ -354,6 +358,47 @@ async def test_http_names_the_arithmetic_and_marks_a_text_of_two(setting: Settin
         assert answer["system_fingerprint"] == names[1]
         whole = (await client.post(f"{base}/completions", json=body)).json()
         assert whole["system_fingerprint"] == names[1] and "arithmetics" not in whole["choices"][0]
+
+
+MESSAGES = [{"role": "user", "content": "Tell me."}]
+ANSWERS: dict[str, tuple[dict[str, Any], Callable[[list[dict[str, Any]]], list[dict[str, Any]]]]] = {
+    "completions": ({"prompt": "Tell me."}, lambda events: [e["choices"][0] for e in events]),
+    "chat/completions": ({"messages": MESSAGES}, lambda events: [e["choices"][0] for e in events]),
+    "responses": ({"input": "Tell me."}, lambda events: [e.get("response", {}) for e in events]),
+    "messages": ({"messages": MESSAGES}, lambda events: events),
+}
+"""By route: its input, and the parts of its events that may have the mark."""
+
+
+@pytest.mark.parametrize("route", ANSWERS)
+async def test_every_route_takes_the_choice_and_marks_the_end_of_its_stream(
+    setting: Setting, route: str, tmp_path: Path
+) -> None:
+    (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
+    front = await setting.front(
+        verifier(setting, "one"),
+        verifier(setting, "two"),
+        http="127.0.0.1:0",
+        rehoming_wait_s=0.2,
+        chat_template=str(tmp_path / "chat.jinja"),
+    )
+    given, parts = ANSWERS[route]
+    body = given | {"model": "toy", "max_tokens": LENGTH, "stream": True, "mixed_arithmetic": True}
+    async with httpx.AsyncClient(base_url=f"http://{front.gateway.server.http_address}/v1", timeout=30.0) as client:
+        asking = asyncio.create_task(client.post(route, json=body))
+        async with asyncio.timeout(20):
+            while not any(s.output == SEEN for each in front.verifiers for s in each.sessions.values()):
+                await asyncio.sleep(0.01)
+        first = home(front)
+        one, two = front.verifiers[first], front.verifiers[1 - first]
+        two.limit = None
+        await front.servers[first].stop(0)
+        lines = [line.removeprefix("data: ") for line in (await asking).text.splitlines() if line.startswith("data: {")]
+        marked = [part["arithmetics"] for part in parts(list(map(json.loads, lines))) if "arithmetics" in part]
+        spans = [{"arithmetic": one.model.arithmetic, "offset": 0}, {"arithmetic": two.model.arithmetic, "offset": SEEN}]
+        assert marked == [spans]
+        whole = (await client.post(route, json=body | {"stream": False})).text
+        assert "arithmetics" not in whole and two.model.arithmetic in whole
 
 
 async def test_metrics_count_the_verifiers_of_each_arithmetic(setting: Setting) -> None:
