@@ -17,7 +17,9 @@ from gateway.sessions.arithmetic import with_spans
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import ARITHMETIC_GONE, OTHER_ARITHMETIC, ResourceExhausted, Unavailable
 from slipstream.rpc.channel import error_of
+from slipstream.telemetry import spans as telemetry
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from tests.collector import Collector
 from tests.front import Answer, Front, Setting
 from tests.scraping import scrape
 from tests.scripted_verifier import ScriptedVerifier, served
@@ -126,6 +128,36 @@ async def test_by_choice_a_session_goes_on_with_another_arithmetic_and_is_marked
     warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert f"the text goes on with arithmetic {names[1]}, and was written by {names[0]} so far" in warned
     assert front.gateway.metrics.arithmetic_changes == 1
+
+
+@pytest.mark.parametrize("by", ["request", "resume"])
+async def test_a_trace_marks_where_a_text_goes_on_with_another_arithmetic(
+    setting: Setting, collector: Collector, by: str
+) -> None:
+    front = await setting.front(
+        verifier(setting, "one"), verifier(setting, "two"), rehoming_wait_s=0.2, tracing=collector.tracing("gateway")
+    )
+    answer = Answer()
+    call = await until_seen(front, answer, **({"mixed_arithmetic": True} if by == "request" else {}))
+    first = home(front)
+    one, two = front.verifiers[first], front.verifiers[1 - first]
+    two.limit = None
+    await front.servers[first].stop(0)
+    if by == "resume":
+        with pytest.raises(Unavailable):
+            await rest(call, answer)
+        await front.resume(answer.started.session_id, answer, mixed_arithmetic=True)
+    else:
+        await rest(call, answer)
+    await front.generate(max_tokens=3)
+    calls = [each for each in await collector.spans() if each.name in (telemetry.GENERATE, telemetry.RESUME)]
+    marked = [(each, at) for each in calls for name, at in each.events if name == telemetry.ARITHMETIC_CHANGED]
+    names = one.model.arithmetic, two.model.arithmetic
+    length = len(answer.started.prompt_token_ids) + SEEN
+    ((span, event),) = marked
+    assert span.name == (telemetry.RESUME if by == "resume" else telemetry.GENERATE)
+    assert event == {telemetry.ARITHMETIC: names[1], telemetry.LENGTH: length}
+    assert span.attributes[telemetry.ARITHMETIC] == f"{names[0]} from 0, {names[1]} from {SEEN}"
 
 
 async def test_a_request_that_refuses_comes_before_the_operators_choice(setting: Setting) -> None:
@@ -395,7 +427,10 @@ async def test_every_route_takes_the_choice_and_marks_the_end_of_its_stream(
         await front.servers[first].stop(0)
         lines = [line.removeprefix("data: ") for line in (await asking).text.splitlines() if line.startswith("data: {")]
         marked = [part["arithmetics"] for part in parts(list(map(json.loads, lines))) if "arithmetics" in part]
-        spans = [{"arithmetic": one.model.arithmetic, "offset": 0}, {"arithmetic": two.model.arithmetic, "offset": SEEN}]
+        spans = [
+            {"arithmetic": one.model.arithmetic, "offset": 0},
+            {"arithmetic": two.model.arithmetic, "offset": SEEN},
+        ]
         assert marked == [spans]
         whole = (await client.post(route, json=body | {"stream": False})).text
         assert "arithmetics" not in whole and two.model.arithmetic in whole
