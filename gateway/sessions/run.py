@@ -236,6 +236,7 @@ class SessionRun:
                 observer.arithmetic_changed(before, arithmetic, self._length)
         if spans != self._spans:
             await self._log.truncate(self._log.length, with_spans(self._log.params, spans))
+            await self._log.settle()  # relaxed too: a gateway that goes on after this one knows the name from there
             self._spans = spans
         self.stats.arithmetics = spans
 

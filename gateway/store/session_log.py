@@ -97,6 +97,12 @@ class SessionLog:
         execute = partial(self._store.truncate, self._written.id, epoch, length, params, tokens)
         await self._write(_Write(execute, partial(self._remember, epoch, length, tokens, params)))
 
+    async def settle(self) -> None:
+        """Wait until everything so far is written, relaxed or not. Raises Unavailable when the store is away for too
+        long."""
+        if self._write_behind is not None:
+            await self._write_behind.written(self._grace_s, self.id)
+
     async def finish(self, outcome: bytes) -> None:
         await self._write(_Write(lambda: self._store.finish(*self._last(), outcome, len(self._tokens))))
 

@@ -392,6 +392,39 @@ async def test_http_names_the_arithmetic_and_marks_a_text_of_two(setting: Settin
         assert whole["system_fingerprint"] == names[1] and "arithmetics" not in whole["choices"][0]
 
 
+class Held(MemoryStore):
+    """Carries out what cuts a log once it may."""
+
+    asked: asyncio.Event
+    may: asyncio.Event
+
+    async def truncate(self, *args: Any, **options: Any) -> None:
+        self.asked.set()
+        await self.may.wait()
+        await super().truncate(*args, **options)
+
+
+async def test_relaxed_no_token_comes_from_an_arithmetic_that_the_record_does_not_name(setting: Setting) -> None:
+    """Else a gateway that takes the session up after a crash would go on with the one that the record names."""
+    store = Held(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
+    store.asked, store.may = asyncio.Event(), asyncio.Event()
+    both = verifier(setting, "one", limit=0), verifier(setting, "two", limit=0)
+    front = await setting.front(*both, store=store, durability="relaxed", rehoming_wait_s=20.0)
+    answering = asyncio.create_task(front.generate())
+    while not any(each.sessions for each in front.verifiers):
+        await asyncio.sleep(0.01)
+    first = home(front)
+    other = front.verifiers[1 - first]
+    other.limit = None
+    await front.servers[first].stop(0)
+    await store.asked.wait()
+    await asyncio.sleep(0.3)
+    assert not other.opens()
+    store.may.set()
+    answer = await answering
+    assert answer.tokens == other.script and spans(answer.finished) == [(other.model.arithmetic, 0)]
+
+
 MESSAGES = [{"role": "user", "content": "Tell me."}]
 ANSWERS: dict[str, tuple[dict[str, Any], Callable[[list[dict[str, Any]]], list[dict[str, Any]]]]] = {
     "completions": ({"prompt": "Tell me."}, lambda events: [e["choices"][0] for e in events]),

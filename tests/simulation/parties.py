@@ -232,6 +232,7 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
         tokenizer=str(TOKENIZER),
         drafters=tuple(f"{name}={address_of(name)}" for name in workers[1]),
         lease_s=LEASE_S,
+        durability="relaxed" if relaxed else "strict",
         store_grace_s=2.0,
         credit_tokens=16,
         rehoming_wait_s=2.0,
