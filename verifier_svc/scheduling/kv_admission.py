@@ -60,6 +60,13 @@ class KVAdmission:
         return len(self._waiting) + len(self._resting) + len(self._returning)
 
     @property
+    def refused(self) -> int:
+        """Sessions that found no room for their KV: the first one of the queue that did not fit when it was tried last,
+        and all behind it. One that came while a step runs is none of them; it has not been tried."""
+        tried = self._refusal is not None and self._refusal.session in self._waiting
+        return len(self._waiting) if tried else 0
+
+    @property
     def next_return_s(self) -> float | None:
         """Seconds until a session may be admitted without any other change; None: none is to be."""
         return max(0.0, min(self._returning.values()) - self._clock()) if self._returning else None
