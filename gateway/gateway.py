@@ -134,7 +134,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
             loops.append(tasks.create_task(sessions.keep_leases()))
             loops.append(tasks.create_task(store.watch()))
-            loops += [tasks.create_task(keys.report_sessions(config.renewal_s))] if keys is not None else []
+            loops += [tasks.create_task(keys.report(config.renewal_s))] if keys is not None else []
             if write_behind is not None:
                 loops.append(tasks.create_task(write_behind.run()))
             try:

@@ -270,7 +270,7 @@ class SessionRegistry:
         # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
         resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record.epoch + 1)
         charged = len(tokens) if request.branch or resumed_free else 0
-        await caller().charge(charged)
+        shared = await caller().charge(charged)
         try:
             if request.branch:
                 spans = cut(spans_of(record.params), request.output_tokens, len(edit))
@@ -280,7 +280,7 @@ class SessionRegistry:
                 cutting = self._cut(record, request.output_tokens, edit, resolved.params())
                 session_id, epoch = record.id, await _uninterrupted(cutting)
         except SlipstreamError:
-            caller().give_back(charged)
+            caller().give_back(charged, shared=shared)
             raise
         key = types_pb2.SessionKey(id=session_id, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
