@@ -20,6 +20,7 @@ from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
+from gateway.sessions.ownership import owner_of
 from gateway.sessions.registry import SessionRegistry
 from gateway.sessions.run import GatewayContext
 from gateway.store.measured import MeasuredStore
@@ -225,7 +226,7 @@ def _open_configured_store(
 ) -> tuple[SessionStore, SharedQuota | None]:
     owner = f"{outside.random_bits(64):016x}"
     if config.store == "memory":
-        memory = MemoryBackend(outside.clock, config.memory_store_bytes)
+        memory = MemoryBackend(outside.clock, config.memory_store_bytes, owner_of)
         return MemoryStore(memory, owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s), None
     # Imported here: on one machine without Redis its client is not needed.
     from gateway.store.redis import RedisQuota, RedisStore, connect

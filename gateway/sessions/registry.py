@@ -20,7 +20,7 @@ from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
 from gateway.routing.router import prefix_hashes
-from gateway.sessions.arithmetic import Spans, chosen, cut, same_request, spans_of, with_spans
+from gateway.sessions.arithmetic import Spans, chosen, cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
@@ -234,7 +234,7 @@ class SessionRegistry:
                 return self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
-        again = self._ownership.may_take(record) and _charged_by_resume(record.epoch)
+        again = self._ownership.may_take(record) and _charged_by_resume(record, record.epoch)
         reservation = await _reserve(resolved, len(output_of(record)), again=again)
         if self._closing or self._entry_of_caller(session_id):  # or another client came first
             reservation.end(0)
@@ -268,7 +268,7 @@ class SessionRegistry:
         resolved, edit = await self._validator.revise(stored, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
         # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
-        resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record.epoch + 1)
+        resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record, record.epoch + 1)
         charged = len(tokens) if request.branch or resumed_free else 0
         shared = await caller().charge(charged)
         try:
@@ -514,10 +514,10 @@ def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:
     stream.finish(finished)
 
 
-def _charged_by_resume(epoch: int) -> bool:
+def _charged_by_resume(record: SessionRecord, epoch: int) -> bool:
     """Whether a session is charged for its text when it is taken up, which computes it again. Not at first: who is
-    interrupted by a fault of the service pays nothing."""
-    return epoch > FREE_EPOCHS
+    interrupted by a fault of the service pays nothing. Nor for moves to other verifiers, however many."""
+    return epoch - moves_of(record.params) > FREE_EPOCHS
 
 
 async def _reserve(resolved: ResolvedRequest, generated: int, *, again: bool = False) -> TokenReservation:

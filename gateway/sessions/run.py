@@ -21,7 +21,7 @@ from gateway.requests.validation import RandomBits
 from gateway.routing.router import Router, prefix_hashes
 from gateway.routing.verifier_session import Received, SessionEnded, VerifierSession
 from gateway.routing.verifiers import VerifierWorker
-from gateway.sessions.arithmetic import Spans, opened, spans_of, wanted, with_spans, written
+from gateway.sessions.arithmetic import Spans, moves_of, opened, spans_of, wanted, with_spans, written
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
@@ -196,7 +196,7 @@ class SessionRun:
     async def _open_on_verifier(self) -> VerifierSession | None:
         """The session on the best verifier; waits for one up to the configured time. None when it was cancelled."""
         if self._opened:  # the next epoch fences off what the former verifier may still send
-            await self._log.raise_epoch()
+            await self._raise_epoch()
             self.stats.rehomed += 1
             for observer in self._observers:
                 observer.reopening()
@@ -235,10 +235,15 @@ class SessionRun:
             for observer in self._observers:
                 observer.arithmetic_changed(before, arithmetic, self._length)
         if spans != self._spans:
-            await self._log.truncate(self._log.length, with_spans(self._log.params, spans))
-            await self._log.settle()  # relaxed too: a gateway that goes on after this one knows the name from there
             self._spans = spans
+            await self._raise_epoch()
+            await self._log.settle()  # relaxed too: a gateway that goes on after this one knows the name from there
         self.stats.arithmetics = spans
+
+    async def _raise_epoch(self) -> None:
+        """Fence off what was sent under the present epoch. The record counts it: it is no doing of its client's, who is
+        charged for a session that it resumes often."""
+        await self._log.raise_epoch(with_spans(self._log.params, self._spans, moves_of(self._log.params) + 1))
 
     async def _wait_for_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far; where none came in time and the text may be mixed,

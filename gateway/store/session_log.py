@@ -81,12 +81,10 @@ class SessionLog:
         execute = partial(self._store.append, self._written.id, epoch, start, tokens)
         await self._write(_Write(execute, partial(self._remember, epoch, start, tokens)))
 
-    async def raise_epoch(self) -> None:
-        """Fence off everything that was sent under the present epoch. Raises what `append` raises."""
-        self.epoch += 1
-        epoch, start = self.epoch, self.length
-        execute = partial(self._store.append, self._written.id, epoch, start, ())
-        await self._write(_Write(execute, partial(self._remember, epoch, start)))
+    async def raise_epoch(self, params: bytes | None = None) -> None:
+        """Fence off everything that was sent under the present epoch, with other `params` from now on where they are
+        given. Raises what `append` raises."""
+        await self.truncate(self.length, params)
 
     async def truncate(self, length: int, params: bytes | None = None, tokens: Sequence[int] = ()) -> None:
         """Cut back to `length` tokens under the next epoch, with other `params` from now on where they are given, and

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.corpus import Corpora, Corpus
 from slipstream.proposers.suffix import likeliest_tree
+from slipstream.tenants import tenant_salt
 from tests.texts import Text, text
 
 
@@ -67,6 +68,15 @@ def test_the_tenant_that_was_away_longest_is_dropped() -> None:
     corpora.find_corpus("green")
     assert corpora.find_corpus("red") is red
     assert corpora.find_corpus("blue") is not blue
+
+
+def test_a_tenant_with_many_salts_drops_its_own_corpora() -> None:
+    corpora = Corpora(100, max_tenants=4)
+    mine = [tenant_salt("me", each) for each in ("one", "two")]
+    kept = [of(corpora, salt) for salt in mine]
+    for number in range(20):
+        corpora.find_corpus(tenant_salt("another", str(number)))
+    assert [of(corpora, salt) for salt in mine] == kept
 
 
 def test_impossible_bounds_are_refused() -> None:
