@@ -1,4 +1,4 @@
-"""`slipstream serve --target FILE.gguf`: the gateway reads its tokenizer and chat template, the verifier its weights."""
+"""`slipstream serve --target FILE.gguf`: the gateway has its tokenizer and chat template, the verifier its weights."""
 
 from __future__ import annotations
 

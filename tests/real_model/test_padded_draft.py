@@ -1,4 +1,4 @@
-"""SmolLM2 with a draft whose output layer has 128 rows more than there are tokens, as those of every Qwen family have."""
+"""SmolLM2 with a draft whose output layer has 128 rows more than there are tokens, as every Qwen model has some."""
 
 from __future__ import annotations
 
