@@ -119,6 +119,7 @@ chaos: setup ## Faults in a running system of many processes, and what became of
 SEEDS ?= 1000
 simulation: setup ## The protocol under SEEDS (1000) random schedules, in virtual time
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
+	$(BIN)/python -m tests.simulation --seeds $$(( ($(SEEDS) + 3) / 4 )) --arithmetics 2 --jobs 2
 
 mutation: setup ## Which faults in the core its tests would not notice (an hour; tests/mutation/survivors.md)
 	$(BIN)/mutmut run --max-children 2

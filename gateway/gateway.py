@@ -20,6 +20,7 @@ from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
+from gateway.sessions.ownership import owner_of
 from gateway.sessions.registry import SessionRegistry
 from gateway.sessions.run import GatewayContext
 from gateway.store.measured import MeasuredStore
@@ -138,7 +139,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
             loops.append(tasks.create_task(sessions.keep_leases()))
             loops.append(tasks.create_task(store.watch()))
-            loops += [tasks.create_task(keys.report_sessions(config.renewal_s))] if keys is not None else []
+            loops += [tasks.create_task(keys.report(config.renewal_s))] if keys is not None else []
             if write_behind is not None:
                 loops.append(tasks.create_task(write_behind.run()))
             try:
@@ -241,7 +242,7 @@ def _open_configured_store(
 ) -> tuple[SessionStore, SharedQuota | None]:
     owner = f"{outside.random_bits(64):016x}"
     if config.store == "memory":
-        memory = MemoryBackend(outside.clock, config.memory_store_bytes)
+        memory = MemoryBackend(outside.clock, config.memory_store_bytes, owner_of)
         return MemoryStore(memory, owner=owner, ttl_s=config.session_ttl_s, lease_s=config.lease_s), None
     # Imported here: on one machine without Redis its client is not needed.
     from gateway.store.redis import RedisQuota, RedisStore, connect

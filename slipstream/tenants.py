@@ -17,6 +17,7 @@ from slipstream.errors import ResourceExhausted
 
 P = ParamSpec("P")
 R = TypeVar("R")
+K = TypeVar("K")
 T = TypeVar("T")
 MOST_TENANTS = 256
 """Tenants that are remembered; the one that was used longest ago goes first."""
@@ -57,6 +58,39 @@ class PerTenant(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._values.values())
+
+
+class TenantCache(Generic[K, T]):
+    """At most `most` values, for instance compiled grammars. One too many drops one of the tenant that has the most of
+    them, its own least recently used: whoever asks for many things loses its own, and no other tenant's."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[str, OrderedDict[K, T]] = OrderedDict()
+        """By tenant; tenants and keys that were used last come last."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._values.values()))
+
+    def get(self, tenant: str, key: K) -> T | None:
+        """The value, which counts as used; None for one that is not kept."""
+        own = self._values.get(tenant)
+        if own is None or key not in own:
+            return None
+        self._values.move_to_end(tenant)
+        own.move_to_end(key)
+        return own[key]
+
+    def put(self, tenant: str, key: K, value: T) -> None:
+        own = self._values.setdefault(tenant, OrderedDict())
+        own[key] = value
+        self._values.move_to_end(tenant)
+        own.move_to_end(key)
+        if len(self) > self._most:
+            greediest = max(self._values, key=lambda each: len(self._values[each]))
+            self._values[greediest].popitem(last=False)
+            if not self._values[greediest]:
+                del self._values[greediest]
 
 
 class FairQueue(Generic[T]):

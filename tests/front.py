@@ -16,6 +16,7 @@ from gateway.gateway import GatewayDependencies, GatewayServer, running
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_store import SessionStore
 from slipstream.rpc.channel import channel, error_of
+from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 from tests.scripted_verifier import ScriptedVerifier, served, served_drafter
@@ -108,11 +109,17 @@ class Setting:
         tokens = self.tokenizer.encode(script).ids if isinstance(script, str) else script
         return ScriptedVerifier(self.model, tokens, **options)
 
-    async def front(self, *verifiers: ScriptedVerifier, store: SessionStore | None = None, **config: Any) -> Front:
+    async def front(
+        self,
+        *verifiers: ScriptedVerifier,
+        store: SessionStore | None = None,
+        tracing: Tracing | None = None,
+        **config: Any,
+    ) -> Front:
         opened = [await self._stack.enter_async_context(served(verifier)) for verifier in verifiers]
         store = store or MemoryStore(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
         servers, addresses = [server for _, server in opened], [address for address, _ in opened]
-        gateway = await self.gateway(addresses, store, **config)
+        gateway = await self.gateway(addresses, store, tracing, **config)
         line = await self._stack.enter_async_context(channel(gateway.address))
         stub = gateway_pb2_grpc.GatewayServiceStub(line)
         return Front(gateway, stub, list(verifiers), servers, addresses, store, self.tokenizer)
@@ -123,7 +130,9 @@ class Setting:
         line = await self._stack.enter_async_context(channel(gateway.address))
         return replace(front, gateway=gateway, stub=gateway_pb2_grpc.GatewayServiceStub(line), store=store)
 
-    async def gateway(self, verifiers: list[str], store: SessionStore, **config: Any) -> GatewayServer:
+    async def gateway(
+        self, verifiers: list[str], store: SessionStore, tracing: Tracing | None = None, **config: Any
+    ) -> GatewayServer:
         settings = GatewayConfig(
             verifiers=tuple(verifiers),
             tokenizer=str(self._folder),
@@ -131,7 +140,7 @@ class Setting:
             **{"grace_s": 0.0, **config},
         )
         self._gateways += 1  # names of sessions must differ
-        world = GatewayDependencies(random.Random(6 + self._gateways).getrandbits, store=store)
+        world = GatewayDependencies(random.Random(6 + self._gateways).getrandbits, store=store, tracing=tracing)
         gateway = await self._stack.enter_async_context(running(settings, world))
         await gateway.ready()
         return gateway

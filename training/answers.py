@@ -27,7 +27,7 @@ TRIED_PASSES = 5
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     index: int
     """The prompt's index."""
     tokens: list[int]
@@ -59,7 +59,9 @@ class _Open:
 
 
 @torch.inference_mode()
-def write_answers(target: Target, prompts: Sequence[Sequence[int]], settings: AnswerSettings) -> Generator[Answer]:
+def write_answers(
+    target: Target, prompts: Sequence[Sequence[int]], settings: AnswerSettings
+) -> Generator[TargetAnswer]:
     """An answer to each prompt, as they end, in any order."""
     engine, request = target.engine, HiddenRequest(settings.layers)
     at_once, length = settings.at_once or AT_ONCE[target.device.type], settings.length
@@ -85,7 +87,7 @@ def write_answers(target: Target, prompts: Sequence[Sequence[int]], settings: An
             for each in ended:
                 engine.close(each.segment.sequence)
             for each in ended:
-                yield Answer(each.index, each.answer, torch.cat(each.states))
+                yield TargetAnswer(each.index, each.answer, torch.cat(each.states))
     finally:
         for each in writing:
             engine.close(each.segment.sequence)

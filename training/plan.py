@@ -67,7 +67,7 @@ class Estimate:
         )
 
 
-class Planner:
+class TrainingPlanner:
     """Measures parts of the run on made-up tokens of the data's lengths. Writes nothing."""
 
     def __init__(self, run: TrainingRun) -> None:

@@ -12,7 +12,7 @@ from training.acceptance import SimulatedAcceptance
 from training.request import TrainRequest
 from training.speed import Speed
 from training.trainer import Position
-from training.verdict import Measured
+from training.verdict import PairFigures
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Report:
     """Greedy texts of the target that were left out."""
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> PairFigures:
         found = self.speed.tokens_per_s(self.whole.lengths)
         gains = {size: found[size] / found[0] for size in found if size}
-        return Measured(self.whole.roots, self.whole.by_depth[0] if self.whole.by_depth else 0.0, gains)
+        return PairFigures(self.whole.roots, self.whole.by_depth[0] if self.whole.by_depth else 0.0, gains)
 
     @property
     def ships(self) -> bool:
@@ -95,7 +95,7 @@ def render(report: Report) -> str:
         f"<h1>{escape(request.kind)} for {escape(request.target)}</h1>",
         f'<p class="{"yes" if report.ships else "no"}">{escape(report.verdict)}</p>',
         f"<p>Exported: the checkpoint of step {report.step} of {report.position.step}, as {escape(report.layout)}, "
-        f"in {escape(request.out)}. Measured on {whole.roots} places of greedy texts of the target's own behind "
+        f"in {escape(request.out)}. PairFigures on {whole.roots} places of greedy texts of the target's own behind "
         f"held-out prompts; {report.looping} texts that looped were left out.</p>",
         *(f"<h2>{escape(title)}</h2>{chart(lines, unit)}" for title, lines, unit in curves),
         "<h2>Held-out texts by workload</h2>",

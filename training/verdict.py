@@ -14,7 +14,7 @@ LEAST_GAIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PairFigures:
     """What a verdict is made of; greedy texts that loop are left out of all of it."""
 
     places: int

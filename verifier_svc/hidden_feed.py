@@ -9,6 +9,7 @@ method reads a text from the first token that was.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -20,6 +21,9 @@ from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.proposers.base import HiddenNeed, HiddenRows
 from verifier_svc.session import Session
+
+MOST_BYTES = 1 << 30
+"""Of rows that wait for methods: a prompt of 32,000 tokens for three layers of an 8 B model and its last one."""
 
 
 class ComputedRows(NamedTuple):
@@ -45,33 +49,55 @@ class WrittenText(NamedTuple):
 
 
 class HiddenSubscription:
-    """Filled on the model's thread, emptied on the event loop."""
+    """Filled on the model's thread, emptied on the event loop: each counts what it did."""
 
     def __init__(self, need: HiddenNeed) -> None:
         self.need = need
         self.end = 0
         """The number of the token behind the last row that came."""
         self._rows: deque[HiddenRows] = deque()
+        self._added = self._taken = 0
+        """Bytes; what was dropped counts as not added."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._added - self._taken
 
     def add(self, rows: HiddenRows) -> None:
         """Keeps what is new in these rows."""
-        if rows.end > self.end:
-            self._rows.append(rows)
-            self.end = rows.end
+        if rows.end <= self.end:
+            return
+        while not self.need.every_row and self.drop_oldest():
+            pass
+        self._rows.append(rows)
+        self._added += rows.states.size_bytes
+        self.end = rows.end
+
+    def drop_oldest(self) -> bool:
+        """Whether there was something to drop: the method goes on behind it, as behind tokens found in a cache."""
+        try:
+            self._added -= self._rows.popleft().states.size_bytes
+        except IndexError:  # the event loop may have taken it just now
+            return False
+        return True
 
     def take(self) -> tuple[HiddenRows, ...]:
         """The rows that came since the last call."""
         taken: list[HiddenRows] = []
         while self._rows:
-            taken.append(self._rows.popleft())
+            with contextlib.suppress(IndexError):  # the model's thread may have dropped it just now
+                taken.append(self._rows.popleft())
+                self._taken += taken[-1].states.size_bytes
         return tuple(taken)
 
 
 class HiddenFeed:
-    """The hidden states of one engine's target."""
+    """The hidden states of one engine's target. Rows wait while drafting pauses, or a method has no room: of more than
+    `most_bytes` the session that has the most loses its oldest ones."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, most_bytes: int = MOST_BYTES) -> None:
         self._engine = engine
+        self._most_bytes = most_bytes
         self._of_session: dict[Session, tuple[HiddenSubscription, ...]] = {}
 
     def check(self, need: HiddenNeed) -> None:
@@ -141,6 +167,13 @@ class HiddenFeed:
                     continue
                 if rows:
                     subscription.add(HiddenRows(first, _select(states, rows, subscription.need.layers)))
+        self._drop_most()
+
+    def _drop_most(self) -> None:
+        waiting = [each for subscriptions in list(self._of_session.values()) for each in subscriptions]
+        while sum(each.waiting_bytes for each in waiting) > self._most_bytes:
+            if not max(waiting, key=lambda each: each.waiting_bytes).drop_oldest():
+                break
 
 
 def _select(states: HiddenStates, rows: list[int], layers: tuple[int, ...]) -> HiddenStates:

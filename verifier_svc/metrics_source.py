@@ -75,7 +75,7 @@ def metrics_collector(
             metrics.SPANS: spans_of(tracing),
             metrics.LINK_BYTES: lambda: gateway_bytes.by_label("gateway") | sources.traffic.by_label("drafter"),
             metrics.VERIFIER_SESSIONS: lambda: len(scheduler),
-            metrics.VERIFIER_WAITING: lambda: admission.waiting,
+            metrics.VERIFIER_WAITING: lambda: admission.refused,
             metrics.KV_TOTAL: lambda: kv.blocks_total,
             metrics.KV_TOTAL_OLD: lambda: kv.blocks_total,
             metrics.KV_USED: lambda: kv.blocks_total - kv.blocks_free,

@@ -131,7 +131,7 @@ def load(service: VerifierService) -> worker_pb2.WatchResponse:
         kv_blocks_total=kv.blocks_total,
         kv_blocks_free=kv.blocks_free,
         steps=service.progress,
-        waiting=scheduler.kv_admission.waiting,
+        waiting=scheduler.kv_admission.refused,
         preemptions=scheduler.kv_admission.preemptions,
         prefix_tokens_sought=scheduler.kv_admission.prefix_tokens_sought,
         prefix_tokens_found=scheduler.kv_admission.prefix_tokens_found,

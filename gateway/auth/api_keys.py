@@ -80,13 +80,13 @@ class ApiKeys:
         called_by(tenant)
         await tenant.arrive()
 
-    async def report_sessions(self, every_s: float) -> None:
+    async def report(self, every_s: float) -> None:
         """Keep the sessions that run here counted, until cancelled; then wait until what they did not use is given
         back."""
         try:
             while True:
                 await asyncio.sleep(every_s)
-                await asyncio.gather(*(tenant.report_sessions() for _, tenant in self._keys))
+                await asyncio.gather(*(tenant.report() for _, tenant in self._keys))
         finally:
             await asyncio.gather(*(tenant.settle() for _, tenant in self._keys))
 

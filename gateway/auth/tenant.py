@@ -8,7 +8,6 @@ the one tenant OPEN, whose name is empty.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -70,9 +69,15 @@ class Tenant:
         self._shared = shared
         self._requests = TokenBucket(limits.requests_per_minute, MINUTE_S, clock())
         self._tokens = TokenBucket(limits.tokens_per_minute, MINUTE_S, clock())
-        self._returning: set[asyncio.Task[None]] = set()
-        """Charges that are being given back."""
+        self._one_at_a_time = asyncio.Lock()
+        """Held for a charge of the shared count: what a gateway has in all is known between two of them."""
+        self._charged_requests = self._charged_tokens = 0
+        """Charged to the shared count, less what was given back."""
+        self._unreported = False
+        """Whether the shared count may differ from these and from `sessions`."""
+        self._reporting: asyncio.Task[None] | None = None
         self.sessions = 0
+        """Sessions that run here."""
 
     def change(self, limits: TenantLimits) -> None:
         """Apply other limits from now on."""
@@ -119,48 +124,43 @@ class Tenant:
 
     async def admit(self, prompt: int, output: int) -> TokenReservation:
         """Reserve a session, `prompt` tokens, and at most `output` tokens."""
-        await self._charge(tokens=prompt + output, sessions=1)
-        return TokenReservation(self, output)
+        return TokenReservation(self, output, await self._charge(tokens=prompt + output, sessions=1))
 
-    async def charge(self, tokens: int) -> None:
-        """Charge tokens that are stored, or will be computed."""
-        await self._charge(tokens=tokens)
+    async def charge(self, tokens: int) -> bool:
+        """Charge tokens that are stored, or will be computed. Whether all gateways count them."""
+        return await self._charge(tokens=tokens)
 
-    def leave(self, unused: int) -> None:
-        """A session ended; `unused` of its reserved tokens are given back."""
-        self.give_back(unused, sessions=1)
-
-    def give_back(self, tokens: int, sessions: int = 0) -> None:
-        """Return what was charged and not used."""
+    def give_back(self, tokens: int, sessions: int = 0, *, shared: bool) -> None:
+        """Return what was charged and not used. `shared`: whether all gateways counted it."""
         self.sessions -= sessions
         self._tokens.give_back(tokens)
-        if self._shared is not None and self.limits.counted:
-            task = asyncio.create_task(self._give_back_shared(self._demand(0, -tokens, -sessions), self._shared))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+        self._charged_tokens -= tokens if shared else 0
+        self._unreported = True
+        if self._shared is not None and self.limits.counted and (self._reporting is None or self._reporting.done()):
+            self._reporting = asyncio.create_task(self._report())
 
-    async def report_sessions(self) -> None:
-        """Report how many sessions run here, which keeps them counted."""
-        if self._shared is not None and self.limits.sessions and self.sessions:
-            with contextlib.suppress(Unavailable):
-                await self._shared.report_sessions(self.name, self.sessions)
+    async def report(self) -> None:
+        """Report how many sessions run here, which keeps them counted, and what has not been reported yet, such as
+        that none runs any more."""
+        if self._shared is not None and self.limits.counted and (self.sessions or self._unreported):
+            self._unreported = True
+            await self._report()
 
     async def settle(self) -> None:
         """Wait until everything is given back, or the store has failed to take it."""
-        await asyncio.gather(*self._returning)
+        if self._reporting is not None:
+            await self._reporting
 
-    async def _charge(self, requests: int = 0, tokens: int = 0, sessions: int = 0) -> None:
-        """Charge all of it, or nothing."""
+    async def _charge(self, requests: int = 0, tokens: int = 0, sessions: int = 0) -> bool:
+        """Charge all of it, or nothing. Whether all gateways count it."""
         self._check_fits(tokens)
-        self.sessions += sessions
-        try:
-            if not await self._charge_shared(self._demand(requests, tokens, sessions)):
-                self._check(requests, tokens, sessions)
-        except BaseException:
-            self.sessions -= sessions
-            raise
+        shared = await self._charge_shared(requests, tokens, sessions)
+        if not shared:
+            self._check(requests, tokens, sessions)
+            self.sessions += sessions
         self._requests.take(requests)
         self._tokens.take(tokens)
+        return shared
 
     def _check_fits(self, tokens: int) -> None:
         if not self._tokens.fits(tokens):
@@ -170,37 +170,59 @@ class Tenant:
                 reason="KEY_TOKENS",
             )
 
-    async def _charge_shared(self, demand: Demand) -> bool:
+    async def _charge_shared(self, requests: int, tokens: int, sessions: int) -> bool:
         """Whether all gateways' count was charged; it is not where there is none, or while it is away."""
         if self._shared is None or not self.limits.counted:
             return False
-        try:
-            refused, wait_s = await self._shared.charge(self.name, demand)
-        except Unavailable:
-            _LOG_ONCE.log_problem("the store is away, and each gateway counts the use of API keys for itself")
-            return False
-        _LOG_ONCE.log_recovery("all gateways count the use of API keys together again")
-        if refused:
-            raise self._refusal(refused, wait_s)
-        return True
+        async with self._one_at_a_time:
+            try:
+                refused, wait_s = await self._demand(self._shared, requests, tokens, sessions)
+            except Unavailable:
+                _LOG_ONCE.log_problem("the store is away, and each gateway counts the use of API keys for itself")
+                return False
+            _LOG_ONCE.log_recovery("all gateways count the use of API keys together again")
+            if refused:
+                raise self._refusal(refused, wait_s)
+            self._charged_requests += requests
+            self._charged_tokens += tokens
+            self.sessions += sessions
+            return True
 
-    async def _give_back_shared(self, demand: Demand, shared: SharedQuota) -> None:
-        with contextlib.suppress(Unavailable):  # the rate drains by itself, and the count of sessions is reported again
-            await shared.charge(self.name, demand)
+    async def _report(self) -> None:
+        """What is not reported here is reported with the next charge, or by `report`."""
+        assert self._shared is not None
+        async with self._one_at_a_time:
+            while self._unreported:
+                try:
+                    await self._demand(self._shared, 0, 0, 0)
+                except Unavailable:
+                    return
+
+    async def _demand(self, shared: SharedQuota, requests: int, tokens: int, sessions: int) -> tuple[str, float]:
+        """Charge the store's count, and report with it what this gateway has in all. What becomes of a demand whose
+        answer does not come is unknown, and does not matter: the next one makes it good."""
+        most = self.limits
+        demand = Demand(
+            *(requests, tokens, sessions),
+            *(self._charged_requests + requests, self._charged_tokens + tokens, self.sessions + sessions),
+            *(most.requests_per_minute, most.tokens_per_minute, most.sessions),
+        )
+        self._unreported = False
+        try:
+            return await shared.charge(self.name, demand)
+        except BaseException:
+            self._unreported = True
+            raise
 
     def _check(self, requests: int, tokens: int, sessions: int) -> None:
         """Raises ResourceExhausted for what is above a limit as this gateway counts it."""
         now = self._clock()
         if requests and (wait := self._requests.wait_s(requests, now)):
             raise self._refusal("requests", wait)
-        if sessions and self.limits.sessions and self.sessions > self.limits.sessions:
+        if sessions and self.limits.sessions and self.sessions + sessions > self.limits.sessions:
             raise self._refusal("sessions", 0.0)
         if tokens and (wait := self._tokens.wait_s(tokens, now)):
             raise self._refusal("tokens", wait)
-
-    def _demand(self, requests: int, tokens: int, sessions: int) -> Demand:
-        most = self.limits
-        return Demand(requests, tokens, sessions, most.requests_per_minute, most.tokens_per_minute, most.sessions)
 
     def _refusal(self, limit: str, wait_s: float) -> ResourceExhausted:
         if limit == "sessions":
@@ -222,16 +244,18 @@ class Tenant:
 class TokenReservation:
     """The tokens that a running session has reserved; given back once, by `end`."""
 
-    def __init__(self, tenant: Tenant, output: int) -> None:
+    def __init__(self, tenant: Tenant, output: int, shared: bool) -> None:
+        """`shared`: whether all gateways count them."""
         self._tenant = tenant
         self._output = output
+        self._shared = shared
         self._ended = False
 
     def end(self, output: int) -> None:
         """The session has ended with `output` tokens."""
         if not self._ended:
             self._ended = True
-            self._tenant.leave(max(0, self._output - output))
+            self._tenant.give_back(max(0, self._output - output), sessions=1, shared=self._shared)
 
 
 OPEN = Tenant("", TenantLimits())

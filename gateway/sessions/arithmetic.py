@@ -18,31 +18,37 @@ MOST_SPANS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WrittenSpan:
     arithmetic: str
     """Empty where none is chosen yet."""
     offset: int
     """Output tokens before it."""
 
 
-Spans = tuple[Span, ...]
+Spans = tuple[WrittenSpan, ...]
 
 
 def spans_of(params: bytes) -> Spans:
     """Those of a record's request."""
     stored = gateway_pb2.StoredRequest.FromString(params)
-    return tuple(Span(each.arithmetic, each.offset) for each in stored.arithmetics)
+    return tuple(WrittenSpan(each.arithmetic, each.offset) for each in stored.arithmetics)
 
 
-def with_spans(params: bytes, spans: Iterable[Span]) -> bytes:
-    """The request with these spans instead of its own."""
+def moves_of(params: bytes) -> int:
+    """Epochs of a record that began because its gateway moved it."""
+    return gateway_pb2.StoredRequest.FromString(params).moves
+
+
+def with_spans(params: bytes, spans: Iterable[WrittenSpan], moves: int = 0) -> bytes:
+    """The request with these spans and moves instead of its own."""
     stored = gateway_pb2.StoredRequest.FromString(params)
     del stored.arithmetics[:]
     stored.arithmetics.extend(messages(spans))
+    stored.moves = moves
     return stored.SerializeToString(deterministic=True)
 
 
-def messages(spans: Iterable[Span]) -> list[gateway_pb2.ArithmeticSpan]:
+def messages(spans: Iterable[WrittenSpan]) -> list[gateway_pb2.ArithmeticSpan]:
     return [gateway_pb2.ArithmeticSpan(arithmetic=each.arithmetic, offset=each.offset) for each in spans]
 
 
@@ -53,7 +59,7 @@ def same_request(first: bytes, second: bytes) -> bool:
 
 def chosen(arithmetic: str) -> Spans:
     """Those of a new session that is about to be opened on a verifier of this arithmetic; empty: none is chosen yet."""
-    return (Span(arithmetic, 0),)
+    return (WrittenSpan(arithmetic, 0),)
 
 
 def written(spans: Spans, length: int) -> Spans:
@@ -68,16 +74,16 @@ def opened(spans: Spans, length: int, arithmetic: str) -> Spans:
     before = written(spans, length)
     if before and before[-1].arithmetic == arithmetic:
         return before
-    return (*before[:1], *before[1:][-(MOST_SPANS - 2) :], Span(arithmetic, length))
+    return (*before[:1], *before[1:][-(MOST_SPANS - 2) :], WrittenSpan(arithmetic, length))
 
 
 def cut(spans: Spans, length: int, edit: int) -> Spans:
     """The spans of a session that is rolled back to `length` tokens, with `edit` of the client's behind them."""
     if not spans:
         return ()
-    return written(spans, length) or (Span("", length + edit),)
+    return written(spans, length) or (WrittenSpan("", length + edit),)
 
 
-def wanted(spans: Sequence[Span]) -> str:
+def wanted(spans: Sequence[WrittenSpan]) -> str:
     """The arithmetic that goes on with these spans; empty: any."""
     return spans[-1].arithmetic if spans else ""

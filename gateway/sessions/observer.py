@@ -33,8 +33,8 @@ class SessionObserver:
     def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
         """The request is about to be sent to the verifier at this address. A tracer adds its context to it."""
 
-    def arithmetic_changed(self, before: str, after: str) -> None:
-        """The text goes on with another arithmetic than wrote it so far: it is neither's."""
+    def arithmetic_changed(self, before: str, after: str, length: int) -> None:
+        """The text goes on behind `length` tokens with another arithmetic than wrote it so far: it is neither's."""
 
     def drafters_reported(self, events: Sequence[verifier_pb2.DrafterEvent]) -> None:
         """The verifier lost drafters or has them back."""

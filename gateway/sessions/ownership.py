@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from gateway.auth.tenant import caller
-from gateway.sessions.arithmetic import cut, same_request, spans_of, with_spans
+from gateway.sessions.arithmetic import cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.output_stream import rolled_back
 from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
@@ -30,6 +30,11 @@ def output_of(record: SessionRecord) -> tuple[int, ...]:
     """The tokens that carry the session's text: of one that ended, none behind a stop string."""
     output = record.tokens[record.prompt_length :]
     return output[: finished_of(record).output_tokens] if record.outcome else output
+
+
+def owner_of(params: bytes) -> str:
+    """The tenant whose session has these params in its record."""
+    return gateway_pb2.StoredRequest.FromString(params).owner
 
 
 def stored_request(record: SessionRecord) -> gateway_pb2.StoredRequest:
@@ -85,7 +90,7 @@ class SessionOwnership:
             if length > record.length:  # the store lost the rest
                 raise store_error("MISMATCH", seen.id, record.epoch, record.length)
             kept = cut(spans_of(record.params), length - record.prompt_length, len(edit))
-            await log.truncate(length, with_spans(params, kept), edit)
+            await log.truncate(length, with_spans(params, kept, moves_of(record.params)), edit)
         finally:
             with contextlib.suppress(SlipstreamError):
                 await log.release()

@@ -21,7 +21,7 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.texts import Texts
 from gateway.requests.validation import RequestValidator
 from gateway.routing.router import prefix_hashes
-from gateway.sessions.arithmetic import Spans, chosen, cut, same_request, spans_of, with_spans
+from gateway.sessions.arithmetic import Spans, chosen, cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
@@ -251,7 +251,7 @@ class SessionRegistry:
                 return await self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
             resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
-        again = self._ownership.may_take(record) and _charged_by_resume(record.epoch)
+        again = self._ownership.may_take(record) and _charged_by_resume(record, record.epoch)
         reservation = await _reserve(resolved, len(output_of(record)), again=again)
         if self._closing or self._entry_of_caller(session_id):  # or another client came first
             reservation.end(0)
@@ -285,9 +285,9 @@ class SessionRegistry:
         resolved, edit = await self._validator.revise(stored, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
         # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
-        resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record.epoch + 1)
+        resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record, record.epoch + 1)
         charged = len(tokens) if request.branch or resumed_free else 0
-        await caller().charge(charged)
+        shared = await caller().charge(charged)
         try:
             if request.branch:
                 spans = cut(spans_of(record.params), request.output_tokens, len(edit))
@@ -297,7 +297,7 @@ class SessionRegistry:
                 cutting = self._cut(record, request.output_tokens, edit, resolved.params())
                 session_id, epoch = record.id, await _uninterrupted(cutting)
         except SlipstreamError:
-            caller().give_back(charged)
+            caller().give_back(charged, shared=shared)
             raise
         key = types_pb2.SessionKey(id=session_id, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
@@ -533,10 +533,10 @@ def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:
     stream.finish(finished)
 
 
-def _charged_by_resume(epoch: int) -> bool:
+def _charged_by_resume(record: SessionRecord, epoch: int) -> bool:
     """Whether a session is charged for its text when it is taken up, which computes it again. Not at first: who is
-    interrupted by a fault of the service pays nothing."""
-    return epoch > FREE_EPOCHS
+    interrupted by a fault of the service pays nothing. Nor for moves to other verifiers, however many."""
+    return epoch - moves_of(record.params) > FREE_EPOCHS
 
 
 async def _reserve(resolved: ResolvedRequest, generated: int, *, again: bool = False) -> TokenReservation:

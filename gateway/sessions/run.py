@@ -21,7 +21,7 @@ from gateway.requests.validation import RandomBits
 from gateway.routing.router import Router, prefix_hashes
 from gateway.routing.verifier_session import Received, SessionEnded, VerifierSession
 from gateway.routing.verifiers import VerifierWorker
-from gateway.sessions.arithmetic import Spans, opened, spans_of, wanted, with_spans, written
+from gateway.sessions.arithmetic import Spans, moves_of, opened, spans_of, wanted, with_spans, written
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
@@ -196,7 +196,7 @@ class SessionRun:
     async def _open_on_verifier(self) -> VerifierSession | None:
         """The session on the best verifier; waits for one up to the configured time. None when it was cancelled."""
         if self._opened:  # the next epoch fences off what the former verifier may still send
-            await self._log.raise_epoch()
+            await self._raise_epoch()
             self.stats.rehomed += 1
             for observer in self._observers:
                 observer.reopening()
@@ -233,11 +233,17 @@ class SessionRun:
         if before and spans and arithmetic != before:
             log.warning("the text goes on with arithmetic %s, and was written by %s so far", arithmetic, before)
             for observer in self._observers:
-                observer.arithmetic_changed(before, arithmetic)
+                observer.arithmetic_changed(before, arithmetic, self._length)
         if spans != self._spans:
-            await self._log.truncate(self._log.length, with_spans(self._log.params, spans))
             self._spans = spans
+            await self._raise_epoch()
+            await self._log.settle()  # relaxed too: a gateway that goes on after this one knows the name from there
         self.stats.arithmetics = spans
+
+    async def _raise_epoch(self) -> None:
+        """Fence off what was sent under the present epoch. The record counts it: it is no doing of its client's, who is
+        charged for a session that it resumes often."""
+        await self._log.raise_epoch(with_spans(self._log.params, self._spans, moves_of(self._log.params) + 1))
 
     async def _wait_for_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far; where none came in time and the text may be mixed,
@@ -254,34 +260,30 @@ class SessionRun:
                             await self._router.changes.wait()
                 return None
         except TimeoutError as error:
-            if other := self._choose_other(prefixes):
+            if other := self._choose_verifier(prefixes, waited=True):
                 return other
-            raise Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER") from error
+            raise self._nowhere() from error
         finally:
             for observer in self._observers:
                 observer.verifier_wait_ended()
 
-    def _choose_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
-        model, name = self._resolved.model.name, wanted(self._written)
-        other = self._router.choose_verifier(model, self._avoid, prefixes, name)
-        if other or self._pausing:
-            return other
-        failed = self._router.choose_verifier(model, (), prefixes, name)
-        if failed is not None and self._may_mix:  # one of another arithmetic comes before one that failed this session
-            return self._router.choose_verifier(model, self._avoid, prefixes) or failed
-        return failed
+    def _choose_verifier(self, prefixes: Sequence[bytes], *, waited: bool = False) -> VerifierWorker | None:
+        """A verifier of the arithmetic that wrote the text so far, preferably one that has not failed this session.
+        Where the text may be mixed, one of another arithmetic comes before one that failed, and once the session has
+        waited in vain. None while there is none."""
+        choose, model, name = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
+        fresh = choose(model, self._avoid, prefixes, name)
+        failed = None if fresh or self._pausing else choose(model, (), prefixes, name)
+        if fresh is None and self._may_mix and (waited or failed):
+            return choose(model, self._avoid, prefixes) or failed or choose(model, (), prefixes)
+        return fresh or failed
 
-    def _choose_other(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
-        """A verifier of another arithmetic than wrote the text; None where there is none. Raises Unavailable where
-        there is one and the text may not be mixed."""
-        name, model = wanted(self._written), self._resolved.model.name
-        if not name:
-            return None
-        choose = self._router.choose_verifier
-        other = choose(model, self._avoid, prefixes) or choose(model, (), prefixes)
-        if other is None or self._may_mix:
-            return other
-        raise Unavailable(
+    def _nowhere(self) -> Unavailable:
+        """The error of a session that found no verifier."""
+        choose, model, name = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
+        if choose(model, arithmetic=name) or not choose(model):
+            return Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER")
+        return Unavailable(
             f"No verifier of arithmetic {name} is left, which wrote this text so far; resume it when one is back, or "
             "with mixed_arithmetic to go on with another one, marked.",
             reason=ARITHMETIC_GONE,
@@ -289,6 +291,7 @@ class SessionRun:
 
     @property
     def _may_mix(self) -> bool:
+        """Whether another arithmetic may go on with the text, marked: the client's choice before the operator's."""
         asked = self.mixed_arithmetic
         return self._config.mixed_arithmetic == "mark" if asked is None else asked
 

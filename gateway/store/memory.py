@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from gateway.store.session_store import (
     KEPT_TAKEOVERS,
@@ -29,6 +28,7 @@ RETRY_S = 1.0
 class _Entry:
     epoch: int
     owner: str
+    tenant: str
     params: bytes
     prompt_length: int
     tokens: bytearray
@@ -48,57 +48,77 @@ class _Entry:
 
 class MemoryBackend:
     """The data that several `MemoryStore`s share, as several gateways share one Redis. Holds at most `most_bytes`:
-    above that, ended sessions are dropped, then suspended ones, the eldest first; running ones never."""
+    above that, ended sessions are dropped, then suspended ones, the eldest first; running ones never. They are those of
+    the tenant that holds the most bytes, and never of one that holds less than the tenant that needs the room."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most_bytes: float = math.inf) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        most_bytes: float = math.inf,
+        tenant_of: Callable[[bytes], str] = lambda params: "",
+    ) -> None:
+        """`tenant_of`: of a record's params."""
         self.clock = clock
+        self.tenant_of = tenant_of
         self._most_bytes = most_bytes
-        self._bytes = 0
+        self._held: Counter[str] = Counter()
+        """Bytes of each tenant's sessions."""
         self._sizes: dict[str, int] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        """Sessions with an outcome, in the order in which they ended."""
-        self._suspended: OrderedDict[str, None] = OrderedDict()
-        """Sessions whose lease was given up without an outcome, in that order."""
+        self._ended: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+        """By tenant, sessions with an outcome, in the order in which they ended."""
+        self._suspended: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+        """By tenant, sessions whose lease was given up without an outcome, in that order."""
         # In order of their last write; all live equally long, so the first is the first to expire.
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def purge(self) -> None:
         now = self.clock()
         while self.entries and next(iter(self.entries.values())).expires_at <= now:
-            self._forget(self.entries.popitem(last=False)[0])
+            self._drop(next(iter(self.entries)))
 
-    def make_room(self, growth: int, session: str = "") -> None:
-        """Drop sessions until `growth` more bytes fit, but for this one. Raises ResourceExhausted where running
-        sessions fill the store."""
-        while self._bytes + growth > self._most_bytes:
-            idle = (name for name in chain(self._ended, self._suspended) if name != session)
-            if eldest := next(idle, None):
-                self.entries.pop(eldest, None)
-                self._forget(eldest)
+    def make_room(self, growth: int, tenant: str, session: str = "") -> None:
+        """Drop sessions until `growth` more bytes of the tenant fit, but for this one. Raises ResourceExhausted where
+        there are none that may be dropped for it."""
+        while self._held.total() + growth > self._most_bytes:
+            if eldest := self._eldest_idle(tenant, session):
+                self._drop(eldest)
                 continue
             raise ResourceExhausted(
-                "The session store is full of running sessions; retry later, or raise GATEWAY_MEMORY_STORE_BYTES.",
+                "The session store is full of running sessions, or of those of keys that hold less than this one; "
+                "retry later, or raise GATEWAY_MEMORY_STORE_BYTES.",
                 reason="STORE_FULL",
                 retry_s=RETRY_S,
             )
 
     def account(self, session: str, entry: _Entry) -> None:
         """The session's entry was written."""
-        self._bytes += entry.size - self._sizes.get(session, 0)
+        self._held[entry.tenant] += entry.size - self._sizes.get(session, 0)
         self._sizes[session] = entry.size
         for order, belongs in (
-            (self._ended, entry.given_up and bool(entry.outcome)),
-            (self._suspended, entry.given_up and not entry.outcome),
+            (self._ended[entry.tenant], entry.given_up and bool(entry.outcome)),
+            (self._suspended[entry.tenant], entry.given_up and not entry.outcome),
         ):
             if belongs:
                 order[session] = None
             else:
                 order.pop(session, None)
 
-    def _forget(self, session: str) -> None:
-        self._bytes -= self._sizes.pop(session, 0)
-        self._ended.pop(session, None)
-        self._suspended.pop(session, None)
+    def _eldest_idle(self, tenant: str, session: str) -> str:
+        """The session to drop for this tenant's; empty for none."""
+        greedy = [each for each in self._held if self._held[each] >= self._held[tenant]]
+        greedy.sort(key=lambda each: (self._held[each], each == tenant), reverse=True)
+        idle = (name for order in (self._ended, self._suspended) for each in greedy for name in order.get(each, ()))
+        return next((name for name in idle if name != session), "")
+
+    def _drop(self, session: str) -> None:
+        tenant = self.entries.pop(session).tenant
+        self._held[tenant] -= self._sizes.pop(session, 0)
+        for order in (self._ended, self._suspended):
+            order[tenant].pop(session, None)
+            if not order[tenant]:
+                del order[tenant]
+        if not self._held[tenant]:
+            del self._held[tenant]
 
 
 class MemoryStore:
@@ -111,9 +131,10 @@ class MemoryStore:
     async def create(self, record: SessionRecord) -> None:
         self._memory.purge()
         tokens = bytearray(pack_tokens(record.tokens))
-        entry = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
+        tenant = self._memory.tenant_of(record.params)
+        entry = _Entry(record.epoch, self.owner, tenant, record.params, record.prompt_length, tokens)
         if record.id not in self._memory.entries:
-            self._memory.make_room(entry.size)
+            self._memory.make_room(entry.size, tenant)
         known = self._memory.entries.setdefault(record.id, entry)
         if (known.owner, known.epoch, known.params, known.tokens) != (self.owner, record.epoch, record.params, tokens):
             raise store_error("EXISTS", record.id, known.epoch, _length(known))
@@ -127,7 +148,7 @@ class MemoryStore:
         if at != present and not repeats:
             raise store_error("MISMATCH", session, entry.epoch, _length(entry))
         if at == present and packed:
-            self._memory.make_room(len(packed), session)
+            self._memory.make_room(len(packed), entry.tenant, session)
             entry.tokens += packed
             entry.outcome = b""
         self._own(session, entry, epoch)
@@ -143,7 +164,7 @@ class MemoryStore:
         if higher:
             params = entry.params if params is None else params
             growth = len(edit) - (present - length) * TOKEN_BYTES + len(params) - len(entry.params)
-            self._memory.make_room(growth, session)
+            self._memory.make_room(growth, entry.tenant, session)
             entry.tokens[length * TOKEN_BYTES :] = edit
             entry.params = params
             entry.outcome = b""
@@ -152,11 +173,12 @@ class MemoryStore:
     async def restore(self, record: SessionRecord) -> None:
         self._memory.purge()
         tokens = bytearray(pack_tokens(record.tokens))
-        fresh = _Entry(record.epoch, self.owner, record.params, record.prompt_length, tokens)
+        tenant = self._memory.tenant_of(record.params)
+        fresh = _Entry(record.epoch, self.owner, tenant, record.params, record.prompt_length, tokens)
         known = self._memory.entries.get(record.id)
         if known is not None:
             self._check(record.id, known, record.epoch)
-        self._memory.make_room(fresh.size - (known.size if known is not None else 0), record.id)
+        self._memory.make_room(fresh.size - (known.size if known is not None else 0), tenant, record.id)
         entry = self._memory.entries.setdefault(record.id, fresh)
         if entry.epoch != record.epoch or entry.params != record.params or not entry.tokens.startswith(tokens):
             entry.params, entry.prompt_length, entry.tokens = record.params, record.prompt_length, tokens

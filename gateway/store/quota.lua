@@ -1,30 +1,43 @@
--- What one API key uses, over all gateways. KEYS: a hash. ARGV: gateway, ms after which a silent gateway's sessions do
--- not count, ms of a period; then amount and limit of requests, of tokens and of sessions; then the gateway's sessions
--- where they are reported. What was used of a rate drains evenly in the course of its period.
-local key, gateway = KEYS[1], ARGV[1]
-local stale, period = tonumber(ARGV[2]), tonumber(ARGV[3])
+-- What one API key uses, over all gateways. KEYS: a hash. ARGV: gateway, number of its charge, ms after which a silent
+-- gateway's sessions do not count, ms of a period; then of requests and of tokens the amount, the gateway's total with
+-- it, and the limit; then of sessions the amount, how many the gateway runs with it, and the limit. What was used of a
+-- rate drains evenly in the course of its period.
+--
+-- A charge may be repeated, and one whose reply nobody waits for any more may be carried out late. So each carries what
+-- its gateway has in all: whatever the charges before it did or did not do is made good first, the same number is
+-- carried out once, and an older one not at all. Fields of a gateway: `s:` number and `v:` verdict of its last charge,
+-- `r:` and `t:` totals of requests and tokens, `n:` sessions, `b:` when it was last heard of.
+local key, gateway, number = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local stale, period = tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local rates = {
-  {name = 'requests', amount = tonumber(ARGV[4]), limit = tonumber(ARGV[5])},
-  {name = 'tokens', amount = tonumber(ARGV[6]), limit = tonumber(ARGV[7])},
-}
-local amount, limit, reported = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
+local function rate(name, total, first)
+  local given = {tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])}
+  return {name = name, field = total .. gateway, amount = given[1], total = given[2], limit = given[3]}
+end
+local rates = {rate('requests', 'r:', 5), rate('tokens', 't:', 8)}
+local amount, running, limit = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
 
-for _, rate in ipairs(rates) do
-  if rate.limit > 0 then
-    local known = redis.call('HMGET', key, rate.name, rate.name .. '_at')
-    local passed = math.max(0, now - tonumber(known[2] or now))
-    rate.used = math.max(0, tonumber(known[1] or 0) - passed * rate.limit / period)
-    local over = rate.used + rate.amount - rate.limit
-    if rate.amount > 0 and over > 0 then
-      return {rate.name, math.ceil(over * period / rate.limit)}
-    end
+local known = redis.call('HMGET', key, 's:' .. gateway, 'v:' .. gateway)
+local last = tonumber(known[1] or 0)
+if number <= last then
+  local refused, wait = string.match(number == last and known[2] or 'stale 0', '^(%a*) (%d+)$')
+  return {refused, tonumber(wait)}
+end
+
+local refused, wait = '', 0
+for _, each in ipairs(rates) do
+  local before = redis.call('HMGET', key, each.name, each.name .. '_at', each.field)
+  local passed = math.max(0, now - tonumber(before[2] or now))
+  local made_good = before[3] and each.total - each.amount - tonumber(before[3]) or 0
+  each.used = math.max(0, math.max(0, tonumber(before[1] or 0) - passed * each.limit / period) + made_good)
+  local over = each.used + each.amount - each.limit
+  if refused == '' and each.limit > 0 and each.amount > 0 and over > 0 then
+    refused, wait = each.name, math.ceil(over * period / each.limit)
   end
 end
 
--- Sessions of each gateway, as `n:GATEWAY`, and when it was last heard of, as `b:GATEWAY`.
-local total, own = 0, 0
+local others = 0
 local fields = redis.call('HGETALL', key)
 local counts, heard = {}, {}
 for index = 1, #fields, 2 do
@@ -36,28 +49,28 @@ for index = 1, #fields, 2 do
   end
 end
 for name, count in pairs(counts) do
-  if name == gateway then
-    own = count
-  elseif now - (heard[name] or 0) > stale then
-    redis.call('HDEL', key, 'n:' .. name, 'b:' .. name)
-  else
-    total = total + count
+  if name ~= gateway then
+    if now - (heard[name] or 0) > stale then
+      for _, kind in ipairs({'n:', 'b:', 's:', 'v:', 'r:', 't:'}) do
+        redis.call('HDEL', key, kind .. name)
+      end
+    else
+      others = others + count
+    end
   end
 end
-if amount > 0 and limit > 0 and total + own + amount > limit then
-  return {'sessions', 0}
+if refused == '' and amount > 0 and limit > 0 and others + running > limit then
+  refused, wait = 'sessions', 0
 end
 
-for _, rate in ipairs(rates) do
-  if rate.limit > 0 then
-    redis.call('HSET', key, rate.name, math.max(0, rate.used + rate.amount), rate.name .. '_at', now)
+local kept = refused == '' and 1 or 0
+for _, each in ipairs(rates) do
+  redis.call('HSET', key, each.field, each.total - (1 - kept) * each.amount)
+  if each.limit > 0 then
+    redis.call('HSET', key, each.name, math.max(0, each.used + kept * each.amount), each.name .. '_at', now)
   end
 end
-own = reported ~= '' and tonumber(reported) or math.max(0, own + amount)
-if own > 0 then
-  redis.call('HSET', key, 'n:' .. gateway, own, 'b:' .. gateway, now)
-else
-  redis.call('HDEL', key, 'n:' .. gateway, 'b:' .. gateway)
-end
+redis.call('HSET', key, 'n:' .. gateway, running - (1 - kept) * amount, 'b:' .. gateway, now)
+redis.call('HSET', key, 's:' .. gateway, number, 'v:' .. gateway, refused .. ' ' .. string.format('%d', wait))
 redis.call('PEXPIRE', key, 2 * math.max(period, stale))
-return {'', 0}
+return {refused, wait}

@@ -6,11 +6,18 @@ from typing import NamedTuple, Protocol
 
 
 class Demand(NamedTuple):
-    """What is to be charged to a key, and the key's limits (0: without limit). Negative amounts are given back."""
+    """What is to be charged to a key, what this gateway has charged to it in all, and the key's limits (0: without
+    limit)."""
 
     requests: int = 0
     tokens: int = 0
     sessions: int = 0
+    all_requests: int = 0
+    """What was ever charged here and not given back, this demand included; so that a charge which was lost, or was
+    carried out unseen, is made good by the next one."""
+    all_tokens: int = 0
+    all_sessions: int = 0
+    """Sessions that run here, with this demand's."""
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     most_sessions: int = 0
@@ -19,7 +26,5 @@ class Demand(NamedTuple):
 class SharedQuota(Protocol):
     async def charge(self, key: str, demand: Demand) -> tuple[str, float]:
         """Charge all of the demand, or nothing. Returns the name of the limit that refused it (`requests`, `tokens` or
-        `sessions`; empty: charged) and the seconds until it fits. Raises Unavailable."""
-
-    async def report_sessions(self, key: str, sessions: int) -> None:
-        """Replace what is counted for this gateway's sessions of the key. Raises Unavailable."""
+        `sessions`; empty: charged) and the seconds until it fits. Raises Unavailable, and then the demand may have been
+        charged or not, or may still be: until the next one for this key. One at a time for each key."""

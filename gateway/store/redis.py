@@ -10,6 +10,7 @@ Scripts run by EVALSHA and are loaded again when the server forgot them (a resta
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -334,20 +335,18 @@ class RedisQuota:
         self._stale_ms = int(lease_s * 1000)
         self._clock = clock
         self._script = client.register_script(source("quota.lua"))
+        self._numbers = itertools.count(1)
+        """Of charges: what is repeated is carried out once, and what comes late not at all."""
         self._next_try = 0.0
 
     async def charge(self, key: str, demand: Demand) -> tuple[str, float]:
-        return await self._run(key, demand, "")
-
-    async def report_sessions(self, key: str, sessions: int) -> None:
-        await self._run(key, Demand(), str(sessions))
-
-    async def _run(self, key: str, demand: Demand, reported: str) -> tuple[str, float]:
         if self._clock() < self._next_try:
             raise Unavailable("The shared count of API keys is away.", reason="STORE_UNAVAILABLE")
-        rates = demand.requests, demand.requests_per_minute, demand.tokens, demand.tokens_per_minute
-        sessions = demand.sessions, demand.most_sessions
-        words: list[str | int] = [self._gateway, self._stale_ms, QUOTA_PERIOD_MS, *rates, *sessions, reported]
+        requests = demand.requests, demand.all_requests, demand.requests_per_minute
+        tokens = demand.tokens, demand.all_tokens, demand.tokens_per_minute
+        sessions = demand.sessions, demand.all_sessions, demand.most_sessions
+        words: list[str | int] = [self._gateway, next(self._numbers), self._stale_ms, QUOTA_PERIOD_MS]
+        words += [*requests, *tokens, *sessions]
         try:
             async with typed_errors(), asyncio.timeout(QUOTA_TIMEOUT_S):
                 refused, wait_ms = await cancellable(self._script(keys=[f"quota:{{{key}}}"], args=words))

@@ -81,12 +81,10 @@ class SessionLog:
         execute = partial(self._store.append, self._written.id, epoch, start, tokens)
         await self._write(_Write(execute, partial(self._remember, epoch, start, tokens)))
 
-    async def raise_epoch(self) -> None:
-        """Fence off everything that was sent under the present epoch. Raises what `append` raises."""
-        self.epoch += 1
-        epoch, start = self.epoch, self.length
-        execute = partial(self._store.append, self._written.id, epoch, start, ())
-        await self._write(_Write(execute, partial(self._remember, epoch, start)))
+    async def raise_epoch(self, params: bytes | None = None) -> None:
+        """Fence off everything that was sent under the present epoch, with other `params` from now on where they are
+        given. Raises what `append` raises."""
+        await self.truncate(self.length, params)
 
     async def truncate(self, length: int, params: bytes | None = None, tokens: Sequence[int] = ()) -> None:
         """Cut back to `length` tokens under the next epoch, with other `params` from now on where they are given, and
@@ -96,6 +94,12 @@ class SessionLog:
         epoch = self.epoch
         execute = partial(self._store.truncate, self._written.id, epoch, length, params, tokens)
         await self._write(_Write(execute, partial(self._remember, epoch, length, tokens, params)))
+
+    async def settle(self) -> None:
+        """Wait until everything so far is written, relaxed or not. Raises Unavailable when the store is away for too
+        long."""
+        if self._write_behind is not None:
+            await self._write_behind.written(self._grace_s, self.id)
 
     async def finish(self, outcome: bytes) -> None:
         await self._write(_Write(lambda: self._store.finish(*self._last(), outcome, len(self._tokens))))

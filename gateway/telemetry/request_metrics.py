@@ -169,7 +169,7 @@ class SessionMetrics(SessionObserver):
     def reopening(self) -> None:
         self._metrics.rehomings += 1
 
-    def arithmetic_changed(self, before: str, after: str) -> None:
+    def arithmetic_changed(self, before: str, after: str, length: int) -> None:
         self._metrics.arithmetic_changes += 1
 
     def round_shown(self, done: verifier_pb2.Round) -> None:

@@ -255,8 +255,8 @@ class DecodeTrace(SessionObserver):
         what: dict[str, str | int] = {spans.ADDRESS: self._verifier, spans.EPOCH: self._epoch}
         self._request.add_event(spans.LOST, what | {spans.ERROR: error.reason})
 
-    def arithmetic_changed(self, before: str, after: str) -> None:
-        where: dict[str, str | int] = {spans.ARITHMETIC: after, spans.LENGTH: self._length}
+    def arithmetic_changed(self, before: str, after: str, length: int) -> None:
+        where: dict[str, str | int] = {spans.ARITHMETIC: after, spans.LENGTH: length}
         self._request.add_event(spans.ARITHMETIC_CHANGED, where)
 
     def drafters_reported(self, events: Sequence[verifier_pb2.DrafterEvent]) -> None:

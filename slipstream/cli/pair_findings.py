@@ -13,7 +13,7 @@ from slipstream.proposers.registry import METHODS
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.pairing import TRANSLATE, check_vocabularies, padding_note
 from slipstream.tokenizer.vocabulary import is_local, model_folder, read_json, share_vocabulary, template_warning
-from training.verdict import LEAST_GAIN, Measured
+from training.verdict import LEAST_GAIN, PairFigures
 
 DECAY, SHIFT, HEAT = 0.7, 0.6, 0.75
 """Shares of an acceptance length beyond 1 below which long contexts, the worst slice and high temperature are worth a
@@ -47,7 +47,7 @@ def decide(check: PairCheck) -> None:
         check.verdict = "every greedy text of the target loops, so nothing was measured."
         check.remedies.append("prompts like your users', in the form of the target's chat template (--prompts)")
         return
-    measured = Measured(check.places, check.first, check.speed_up)
+    measured = PairFigures(check.places, check.first, check.speed_up)
     check.ships, check.verdict = measured.ships, f"{measured.reason}."
     if measured.ships:
         return
@@ -61,7 +61,7 @@ def decide(check: PairCheck) -> None:
         check.remedies.append("a draft model of the target's family (--draft), or a head (`slipstream train eagle`)")
 
 
-def _of_model(check: PairCheck, measured: Measured) -> list[str]:
+def _of_model(check: PairCheck, measured: PairFigures) -> list[str]:
     most = largest_draft(check)
     found = f"{check.draft_parameters / 1e6:.0f} M parameters"
     remedies = []

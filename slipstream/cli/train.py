@@ -233,14 +233,14 @@ def _train_drafter(
 ) -> dict[str, Any]:
     """What is printed."""
     _prepare(threads)
-    from training.plan import Planner
+    from training.plan import TrainingPlanner
     from training.request import read_request
     from training.run import TrainingRun
 
     request = read_request(kind, config, options)
     run = TrainingRun(request)
     if dry_run:
-        planned = Planner(run).estimate()
+        planned = TrainingPlanner(run).estimate()
         return asdict(planned) | {"seconds": planned.seconds, "summary": planned.summary(request.rows)}
     try:
         report = run.run(resume=resume)

@@ -42,6 +42,10 @@ class HiddenStates:
     layers: Mapping[int, torch.Tensor]
     """[tokens, hidden] by the layer's number."""
 
+    @property
+    def size_bytes(self) -> int:
+        return int(self.last.nbytes + sum(rows.nbytes for rows in self.layers.values()))
+
     def cut(self, first: int, end: int) -> HiddenStates:
         """Rows `first` up to `end`, as views."""
         return HiddenStates(self.last[first:end], {number: rows[first:end] for number, rows in self.layers.items()})

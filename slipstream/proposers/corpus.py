@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.suffix_automaton import Matcher, SuffixAutomaton
+from slipstream.tenants import TenantCache
 
 REACH = 32
 """Tokens that a new matcher reads first: longer matches are hardly surer."""
@@ -46,7 +46,7 @@ class Corpus:
 
 
 class Corpora:
-    """One corpus for each cache salt, at most `max_tenants`; the least recently used is dropped first.
+    """One corpus for each cache salt, at most `max_tenants`; a tenant with many salts drops its own first.
 
     They are apart because acceptance shows as speed: from a shared corpus a tenant could learn what another one wrote.
     So sequences without a salt have no corpus. A salt must be hard to guess, or set by a party that knows the tenants.
@@ -56,15 +56,15 @@ class Corpora:
     def __init__(self, max_tokens: int, max_tenants: int = 16, shared: bool = False) -> None:
         if max_tenants < 1:
             raise InvalidArgument("corpora need room for one tenant.")
-        self._max_tokens, self._max_tenants, self._shared = max_tokens, max_tenants, shared
-        self._corpora: OrderedDict[str, Corpus] = OrderedDict()
+        self._max_tokens, self._shared = max_tokens, shared
+        self._corpora: TenantCache[str, Corpus] = TenantCache(max_tenants)
 
-    def find_corpus(self, salt: str) -> Corpus | None:
+    def find_corpus(self, salt: str, tenant: str = "") -> Corpus | None:
         if not salt and not self._shared:
             return None
-        key = "" if self._shared else salt
-        corpus = self._corpora.setdefault(key, Corpus(self._max_tokens))
-        self._corpora.move_to_end(key)
-        if len(self._corpora) > self._max_tenants:
-            self._corpora.popitem(last=False)
+        tenant, key = ("", "") if self._shared else (tenant, salt)
+        corpus = self._corpora.get(tenant, key)
+        if corpus is None:
+            corpus = Corpus(self._max_tokens)
+            self._corpora.put(tenant, key, corpus)
         return corpus

@@ -189,7 +189,10 @@ class PairReader:
             cache = self.caches.find(context.handle, context.cache_salt, context.tokens, context.length)
             self._of_handle[context.handle] = cache
             rows = self._unread.setdefault(context.handle, [])
-            rows += context.hidden
+            for each in context.hidden:
+                if rows and each.first > rows[-1].end:  # what is between them was dropped
+                    rows.clear()
+                rows.append(each)
             if rows and (not cache.length or rows[0].first > cache.end):
                 self.caches.begin(cache, rows[0].first)
             end = min(context.length - 1, cache.end + context.max_read_tokens)

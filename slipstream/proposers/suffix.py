@@ -120,7 +120,7 @@ def open_proposer(settings: ProposerSettings) -> OpenedProposer:
     bounds = TreeBounds(settings.width, LEAST_PROBABILITY)
 
     def open_text(context: ProposerContext) -> SuffixText:
-        corpus = corpora.find_corpus(context.cache_salt) if corpora else None
+        corpus = corpora.find_corpus(context.cache_salt, context.tenant) if corpora else None
         return SuffixText(corpus, bounds, context.length)
 
     return OpenedProposer(any_vocabulary("suffix"), LookupProposer(open_text))

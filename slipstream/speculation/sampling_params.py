@@ -19,6 +19,9 @@ is lossy: its texts are not distributed as the target's."""
 DEPRECATED_RULES: Mapping[str, str] = MappingProxyType({"block": "rejection", "recursive": "rejection"})
 """Names of former rules, each with the rule that replaced it: the distribution of the output is the same."""
 MAX_LOGIT_BIAS_ENTRIES = 1024
+LEAST_TEMPERATURE, LEAST_REPETITION_PENALTY = 1e-38, 1e-30
+"""Smallest ones above 0. Logits are divided by them in float32, in which a smaller temperature is 0, and a logit of
+60,000 over a smaller penalty is infinite."""
 MAX_TOP_LOGPROBS = 20
 """Likeliest tokens that a request can ask for at each position."""
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
@@ -49,10 +52,11 @@ class SamplingParams:
     """One of ACCEPTANCE_RULES; a name in DEPRECATED_RULES is replaced."""
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 100.0)
+        if self.temperature != 0.0:
+            _within("temperature", self.temperature, LEAST_TEMPERATURE, 100.0, "0 (greedy decoding), or ")
         _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _within("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, 100.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.top_k < 0:
@@ -109,8 +113,8 @@ def current_rule(name: str) -> str:
     return name
 
 
-def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+def _within(name: str, value: float, low: float, high: float, other: str = "", *, open_low: bool = False) -> None:
     inside = (low < value if open_low else low <= value) and value <= high
     if not math.isfinite(value) or not inside:
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-        raise InvalidArgument(f"{name} is {value}; send a finite number in {bounds}.")
+        raise InvalidArgument(f"{name} is {value}; send {other}a finite number in {bounds}.")

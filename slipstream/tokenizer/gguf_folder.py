@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from slipstream.errors import FailedPrecondition, Internal, NotFound, from_code
+from slipstream.user_cache import cache_folder
 
 SUFFIX = ".gguf"
+CACHE = "gguf"
+"""Kind of what lies in the user's cache."""
 CONVERSION = "slipstream.engine.models.gguf_conversion"
 """The module that converts, by name: this package imports no torch."""
 FORMAT = 1
@@ -51,16 +53,12 @@ def gguf_folder(name: str) -> Path:
         raise NotFound(f"There is no file {name}; give a GGUF file, a checkpoint's folder or a hub id.",
                        reason="MODEL_MISSING")  # fmt: skip
     found = file.stat()
-    folder = cache_folder() / f"{_content(file.resolve(), found.st_size, found.st_mtime_ns)[:24]}-{FORMAT}" / file.stem
+    folder = (
+        cache_folder(CACHE) / f"{_content(file.resolve(), found.st_size, found.st_mtime_ns)[:24]}-{FORMAT}" / file.stem
+    )
     if not folder.is_dir():
         _convert_once(file, folder)
     return folder
-
-
-def cache_folder() -> Path:
-    """Where converted models lie: `slipstream/gguf` in XDG_CACHE_HOME, which is `~/.cache` where it is not set."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "slipstream" / "gguf"
 
 
 @lru_cache(maxsize=64)

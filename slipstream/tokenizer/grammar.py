@@ -13,7 +13,6 @@ import contextlib
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
@@ -25,7 +24,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
-from slipstream.tenants import FairThreads
+from slipstream.tenants import FairThreads, TenantCache
 from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 
@@ -104,7 +103,7 @@ class Grammars:
         self._loading = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, StructuredOutput], Grammar] = OrderedDict()
+        self._known: TenantCache[tuple[str, StructuredOutput], Grammar] = TenantCache(KEPT)
         self.compiled = 0
         """Grammars that were compiled or found, refused ones included."""
 
@@ -126,20 +125,20 @@ class Grammars:
         """Compiles a grammar. The future fails with InvalidArgument (BAD_GRAMMAR) for a malformed one, and with
         FailedPrecondition where the model cannot satisfy it (NO_TOKENIZER, UNSATISFIABLE_GRAMMAR). Sessions of
         different salts share no grammar, so that compile times reveal nothing."""
-        return _compilers().submit(tenant, self._compiled, structure, salt)
+        return _compilers().submit(tenant, self._compiled, structure, salt, tenant)
 
-    def _compiled(self, structure: StructuredOutput, salt: str) -> Grammar:
+    def _compiled(self, structure: StructuredOutput, salt: str, tenant: str) -> Grammar:
         """Returns the cached or newly compiled grammar; runs on a compiling thread. The salts of different tenants
         differ, so no two threads compile one grammar."""
-        key = (salt, structure)
+        key = salt, structure
         self.compiled += 1
         with self._lock:
-            grammar = self._known.pop(key, None)
-        grammar = grammar or Grammar(self._tokens(), _source(structure), self._ends)
+            known = self._known.get(tenant, key)
+        if known is not None:
+            return known
+        grammar = Grammar(self._tokens(), _source(structure), self._ends)
         with self._lock:
-            self._known[key] = grammar
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
+            self._known.put(tenant, key, grammar)
         return grammar
 
     def _tokens(self) -> LLTokenizer:

@@ -54,7 +54,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
-    __slots__ = ("model", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "annotation", "min_tokens", "owner", "revision", "vocabulary_fingerprint", "edited_tokens", "mixed_arithmetic", "arithmetics", "response")
+    __slots__ = ("model", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "annotation", "min_tokens", "owner", "revision", "vocabulary_fingerprint", "edited_tokens", "mixed_arithmetic", "arithmetics", "response", "moves")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class StoredRequest(_message.Message):
     MIXED_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     ARITHMETICS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     model: str
     sampling: SamplingOptions
     max_tokens: int
@@ -101,7 +102,8 @@ class StoredRequest(_message.Message):
     mixed_arithmetic: bool
     arithmetics: _containers.RepeatedCompositeFieldContainer[ArithmeticSpan]
     response: bytes
-    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., annotation: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., mixed_arithmetic: _Optional[bool] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ...) -> None: ...
+    moves: int
+    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., annotation: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., mixed_arithmetic: _Optional[bool] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class ArithmeticSpan(_message.Message):
     __slots__ = ("arithmetic", "offset")

@@ -7,16 +7,17 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import Tenant, TenantLimits
+from gateway.store.quota import Demand
 from gateway.store.redis import Client, RedisQuota
 from slipstream.errors import ResourceExhausted, Unavailable
-from tests.fleet import until
 from tests.redis_server import redis_process
-from tests.stores import connected
+from tests.stores import connected, when_back
 
 LEASE_S = 600.0
 
@@ -47,7 +48,7 @@ async def test_all_gateways_together_allow_what_a_key_may_use(client: Client) ->
     assert error.reason == "KEY_TOKENS" and 0.0 < (error.retry_s or 0.0) <= 12.0  # (60 + 60 - 100) / 100 of a minute
     await two.admit(0, 30)
     granted.end(10)
-    await until(lambda: not one._returning)
+    await one.settle()
     await two.admit(0, 30)
     assert (await refused(one, 0, 60)).reason == "KEY_TOKENS"
 
@@ -83,7 +84,7 @@ async def test_sessions_of_a_gateway_that_is_gone_are_not_counted_for_ever(clien
     assert (await refused(two)).reason == "KEY_SESSIONS"
     key = f"quota:{{{one.name}}}"
     await client.hincrby(key, "b:g0", -int(1000 * LEASE_S) - 1)  # a server's clock cannot be set
-    await one.report_sessions()
+    await one.report()
     assert (await refused(two)).reason == "KEY_SESSIONS"  # it lives
     await client.hincrby(key, "b:g0", -int(1000 * LEASE_S) - 1)
     await two.admit(1, 1)
@@ -96,7 +97,7 @@ async def test_a_session_that_ends_leaves_its_place_on_every_gateway(client: Cli
             granted = await here.admit(1, 1)
             assert (await refused(there)).reason == "KEY_SESSIONS"
             granted.end(1)
-            await until(lambda here=here: not here._returning)  # type: ignore[misc]
+            await here.settle()
 
 
 async def test_a_gateway_that_ends_gives_back_what_its_sessions_did_not_use(client: Client, tmp_path: Path) -> None:
@@ -106,13 +107,12 @@ async def test_a_gateway_that_ends_gives_back_what_its_sessions_did_not_use(clie
     (one, two) = (ApiKeys(str(file), shared=RedisQuota(client, gateway=name, lease_s=LEASE_S)) for name in ("g0", "g1"))
     (_, here), (_, there) = one._keys[0], two._keys[0]
     granted = await here.admit(1, 1)
-    ending = asyncio.create_task(one.report_sessions(1000.0))
+    ending = asyncio.create_task(one.report(1000.0))
     await asyncio.sleep(0)
     granted.end(1)
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ending
-    assert not here._returning
     await there.admit(1, 1)
 
 
@@ -120,19 +120,19 @@ async def test_each_charge_is_one_round_trip_and_none_where_nothing_is_limited(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips: list[str] = []
-    run = RedisQuota._run
+    charge = RedisQuota.charge
 
-    async def counted(quota: RedisQuota, key: str, *words: object) -> tuple[str, float]:
+    async def counted(quota: RedisQuota, key: str, demand: Demand) -> tuple[str, float]:
         trips.append(key)
-        return await run(quota, key, *words)  # type: ignore[arg-type]
+        return await charge(quota, key, demand)
 
-    monkeypatch.setattr(RedisQuota, "_run", counted)
+    monkeypatch.setattr(RedisQuota, "charge", counted)
     for limits, expected in ((TenantLimits(tokens_per_minute=100, sessions=2), 3), (TenantLimits(prompt_tokens=9), 0)):
         trips.clear()
         (tenant,) = gateways(client, limits, 1)
         await tenant.arrive()
         (await tenant.admit(1, 1)).end(1)
-        await until(lambda tenant=tenant: not tenant._returning)  # type: ignore[misc]
+        await tenant.settle()
         assert len(trips) == expected
 
 
@@ -178,10 +178,82 @@ async def test_a_store_that_does_not_answer_holds_up_one_request_a_second_at_mos
             server.freeze()
             for _ in range(10):
                 with pytest.raises(Unavailable):
-                    await quota.report_sessions("k", 1)
+                    await quota.charge("k", Demand())
             assert asked == 1
             now[0] = 1.0
             with pytest.raises(Unavailable):
-                await quota.report_sessions("k", 1)
+                await quota.charge("k", Demand())
             assert asked == 2
             server.thaw()
+
+
+async def test_a_store_that_stalls_for_a_moment_locks_no_key_out_of_its_quota(tmp_path: Path) -> None:
+    """What was sent meanwhile is carried out when it wakes, though the gateways counted for themselves by then."""
+    limits = TenantLimits(sessions=3, tokens_per_minute=900, requests_per_minute=100)
+    with redis_process(tmp_path) as server:
+        async with connected(server.url) as client:
+            here, there = gateways(client, limits)
+            running = await here.admit(0, 1)
+            await there.arrive()
+            server.freeze()
+            for tenant in (here, there):
+                for _ in range(3 - tenant.sessions):  # the first waits for the store in vain
+                    (await tenant.admit(0, 300)).end(0)
+                await tenant.settle()
+            running.end(1)
+            await here.settle()
+            server.thaw()
+            await when_back(lambda: charged(here))
+            await here.report()  # as a gateway does now and then
+            await when_back(lambda: charged(there))
+            await there.report()
+            for tenant in (here, there):
+                granted = [await tenant.admit(0, 290) for _ in range(3)]
+                assert [each.reason for each in [await refused(here), await refused(there)]] == ["KEY_SESSIONS"] * 2
+                for each in granted:
+                    each.end(0)
+                await tenant.settle()
+
+
+async def charged(tenant: Tenant) -> None:
+    """Raises Unavailable while the store does not count a charge."""
+    if not await tenant.charge(1):
+        raise Unavailable("away")
+
+
+async def test_a_charge_is_carried_out_once_however_often_and_late_it_is_sent(client: Client) -> None:
+    """In the order in which the store receives them; each has the number that its gateway gave it."""
+    key, most = uuid.uuid4().hex, (10, 100, 2)
+    quota = RedisQuota(client, gateway="g", lease_s=LEASE_S)
+    sent: list[dict[str, Any]] = []
+    run = quota._script
+
+    async def kept(**words: Any) -> Any:
+        sent.append(words)
+        return await run(**words)
+
+    quota._script = kept  # type: ignore[assignment]
+
+    async def state() -> tuple[int, int, int]:
+        fields = await client.hgetall(f"quota:{{{key}}}")
+        requests, tokens, sessions = (round(float(fields[name])) for name in (b"requests", b"tokens", b"n:g"))
+        return requests, tokens, sessions
+
+    assert await quota.charge(key, Demand(1, 60, 1, 1, 60, 1, *most)) == ("", 0.0)
+    assert await state() == (1, 60, 1)
+    assert await run(**sent[0]) == [b"", 0] and await state() == (1, 60, 1)  # repeated
+    refusal = await quota.charge(key, Demand(1, 60, 1, 2, 120, 2, *most))
+    assert refusal[0] == "tokens" and await state() == (1, 60, 1)
+    assert (await run(**sent[1]))[0] == b"tokens"
+    await quota.charge(key, Demand(0, 0, 0, 1, 20, 0, *most))  # 40 and the session are given back
+    assert await state() == (1, 20, 0)
+    for late in sent[:2]:
+        assert (await run(**late))[0] == b"stale" and await state() == (1, 20, 0)
+    # A charge that was never answered: its gateway does not count it, and the next report takes it back.
+    await quota.charge(key, Demand(1, 50, 1, 2, 70, 1, *most))
+    assert await state() == (2, 70, 1)
+    await quota.charge(key, Demand(0, 0, 0, 1, 20, 0, *most))
+    assert await state() == (1, 20, 0)
+    await client.delete(f"quota:{{{key}}}")  # a store that lost everything begins with this charge alone
+    await quota.charge(key, Demand(1, 30, 1, 2, 50, 1, *most))
+    assert await state() == (1, 30, 1)

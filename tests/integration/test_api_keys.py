@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
+from gateway.routing.verifier_session import SessionEnded
 from gateway.sessions import registry
+from gateway.sessions.arithmetic import moves_of
 from slipstream.cli import app
 from slipstream.client.client import complete
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key
@@ -29,9 +31,11 @@ from slipstream.errors import (
     ResourceExhausted,
     SlipstreamError,
     Unauthenticated,
+    Unavailable,
 )
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from slipstream.v1.verifier_pb2 import FINISH_REASON_ERROR
 from tests.certificates import Authority
 from tests.fleet import until
 from tests.scripted_verifier import ScriptedVerifier, served
@@ -220,6 +224,32 @@ async def test_who_resumes_and_leaves_again_and_again_pays_for_what_is_computed_
     assert error.retry_s == pytest.approx(60 / 108 * (20 * 5 + 28 - 108), abs=0.01)
     place.clock += error.retry_s
     await left(place, alice.Resume(resumed))
+
+
+async def test_moves_to_other_verifiers_are_at_no_clients_expense(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "FREE_EPOCHS", 2)
+    place.verifier.limit = 12
+    place.write(alice=", tokens_per_minute = 40", bob="")
+    await place.start()
+    alice = await place.stub(ALICE)
+    call = alice.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=20))
+    session = (await call.read()).started.session_id
+    for moves in range(1, 6):
+        await until(lambda moves=moves: len(place.verifier.opens()) == moves)  # type: ignore[misc]
+        run = place.sessions._entries[session].run
+        assert run is not None and run._verifier_session is not None
+        run._verifier_session.end(SessionEnded(FINISH_REASON_ERROR, Unavailable("lost"), blame=0.0))
+    await until(lambda: len(place.verifier.opens()) == 6)
+    await left(place, call)
+    record = await place.sessions._ownership.store.read(session)
+    assert (record.epoch, moves_of(record.params)) == (6, 5)
+    # 40 less 8 of the prompt and 12 of the output leave 20: enough for the rest, and not for the text once more.
+    resumed = alice.Resume(gateway_pb2.ResumeRequest(session_id=session))
+    await left(place, resumed)
+    await alice.Rollback(gateway_pb2.RollbackRequest(session_id=session, output_tokens=0))
+    assert moves_of((await place.sessions._ownership.store.read(session)).params) == 5
 
 
 async def left(place: Place, call: Any) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,10 +17,13 @@ from gateway.sessions.arithmetic import with_spans
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import ARITHMETIC_GONE, OTHER_ARITHMETIC, ResourceExhausted, Unavailable
 from slipstream.rpc.channel import error_of
+from slipstream.telemetry import spans as telemetry
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from tests.collector import Collector
 from tests.front import Answer, Front, Setting
 from tests.scraping import scrape
 from tests.scripted_verifier import ScriptedVerifier, served
+from tests.web import CHAT_TEMPLATE
 
 LENGTH = 40
 SEEN = 9
@@ -122,6 +128,36 @@ async def test_by_choice_a_session_goes_on_with_another_arithmetic_and_is_marked
     warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert f"the text goes on with arithmetic {names[1]}, and was written by {names[0]} so far" in warned
     assert front.gateway.metrics.arithmetic_changes == 1
+
+
+@pytest.mark.parametrize("by", ["request", "resume"])
+async def test_a_trace_marks_where_a_text_goes_on_with_another_arithmetic(
+    setting: Setting, collector: Collector, by: str
+) -> None:
+    front = await setting.front(
+        verifier(setting, "one"), verifier(setting, "two"), rehoming_wait_s=0.2, tracing=collector.tracing("gateway")
+    )
+    answer = Answer()
+    call = await until_seen(front, answer, **({"mixed_arithmetic": True} if by == "request" else {}))
+    first = home(front)
+    one, two = front.verifiers[first], front.verifiers[1 - first]
+    two.limit = None
+    await front.servers[first].stop(0)
+    if by == "resume":
+        with pytest.raises(Unavailable):
+            await rest(call, answer)
+        await front.resume(answer.started.session_id, answer, mixed_arithmetic=True)
+    else:
+        await rest(call, answer)
+    await front.generate(max_tokens=3)
+    calls = [each for each in await collector.spans() if each.name in (telemetry.GENERATE, telemetry.RESUME)]
+    marked = [(each, at) for each in calls for name, at in each.events if name == telemetry.ARITHMETIC_CHANGED]
+    names = one.model.arithmetic, two.model.arithmetic
+    length = len(answer.started.prompt_token_ids) + SEEN
+    ((span, event),) = marked
+    assert span.name == (telemetry.RESUME if by == "resume" else telemetry.GENERATE)
+    assert event == {telemetry.ARITHMETIC: names[1], telemetry.LENGTH: length}
+    assert span.attributes[telemetry.ARITHMETIC] == f"{names[0]} from 0, {names[1]} from {SEEN}"
 
 
 async def test_a_request_that_refuses_comes_before_the_operators_choice(setting: Setting) -> None:
@@ -354,6 +390,83 @@ async def test_http_names_the_arithmetic_and_marks_a_text_of_two(setting: Settin
         assert answer["system_fingerprint"] == names[1]
         whole = (await client.post(f"{base}/completions", json=body)).json()
         assert whole["system_fingerprint"] == names[1] and "arithmetics" not in whole["choices"][0]
+
+
+class Held(MemoryStore):
+    """Carries out what cuts a log once it may."""
+
+    asked: asyncio.Event
+    may: asyncio.Event
+
+    async def truncate(self, *args: Any, **options: Any) -> None:
+        self.asked.set()
+        await self.may.wait()
+        await super().truncate(*args, **options)
+
+
+async def test_relaxed_no_token_comes_from_an_arithmetic_that_the_record_does_not_name(setting: Setting) -> None:
+    """Else a gateway that takes the session up after a crash would go on with the one that the record names."""
+    store = Held(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
+    store.asked, store.may = asyncio.Event(), asyncio.Event()
+    both = verifier(setting, "one", limit=0), verifier(setting, "two", limit=0)
+    front = await setting.front(*both, store=store, durability="relaxed", rehoming_wait_s=20.0)
+    answering = asyncio.create_task(front.generate())
+    while not any(each.sessions for each in front.verifiers):
+        await asyncio.sleep(0.01)
+    first = home(front)
+    other = front.verifiers[1 - first]
+    other.limit = None
+    await front.servers[first].stop(0)
+    await store.asked.wait()
+    await asyncio.sleep(0.3)
+    assert not other.opens()
+    store.may.set()
+    answer = await answering
+    assert answer.tokens == other.script and spans(answer.finished) == [(other.model.arithmetic, 0)]
+
+
+MESSAGES = [{"role": "user", "content": "Tell me."}]
+ANSWERS: dict[str, tuple[dict[str, Any], Callable[[list[dict[str, Any]]], list[dict[str, Any]]]]] = {
+    "completions": ({"prompt": "Tell me."}, lambda events: [e["choices"][0] for e in events]),
+    "chat/completions": ({"messages": MESSAGES}, lambda events: [e["choices"][0] for e in events]),
+    "responses": ({"input": "Tell me."}, lambda events: [e.get("response", {}) for e in events]),
+    "messages": ({"messages": MESSAGES}, lambda events: events),
+}
+"""By route: its input, and the parts of its events that may have the mark."""
+
+
+@pytest.mark.parametrize("route", ANSWERS)
+async def test_every_route_takes_the_choice_and_marks_the_end_of_its_stream(
+    setting: Setting, route: str, tmp_path: Path
+) -> None:
+    (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
+    front = await setting.front(
+        verifier(setting, "one"),
+        verifier(setting, "two"),
+        http="127.0.0.1:0",
+        rehoming_wait_s=0.2,
+        chat_template=str(tmp_path / "chat.jinja"),
+    )
+    given, parts = ANSWERS[route]
+    body = given | {"model": "toy", "max_tokens": LENGTH, "stream": True, "mixed_arithmetic": True}
+    async with httpx.AsyncClient(base_url=f"http://{front.gateway.server.http_address}/v1", timeout=30.0) as client:
+        asking = asyncio.create_task(client.post(route, json=body))
+        async with asyncio.timeout(20):
+            while not any(s.output == SEEN for each in front.verifiers for s in each.sessions.values()):
+                await asyncio.sleep(0.01)
+        first = home(front)
+        one, two = front.verifiers[first], front.verifiers[1 - first]
+        two.limit = None
+        await front.servers[first].stop(0)
+        lines = [line.removeprefix("data: ") for line in (await asking).text.splitlines() if line.startswith("data: {")]
+        marked = [part["arithmetics"] for part in parts(list(map(json.loads, lines))) if "arithmetics" in part]
+        spans = [
+            {"arithmetic": one.model.arithmetic, "offset": 0},
+            {"arithmetic": two.model.arithmetic, "offset": SEEN},
+        ]
+        assert marked == [spans]
+        whole = (await client.post(route, json=body | {"stream": False})).text
+        assert "arithmetics" not in whole and two.model.arithmetic in whole
 
 
 async def test_metrics_count_the_verifiers_of_each_arithmetic(setting: Setting) -> None:

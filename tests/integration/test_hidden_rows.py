@@ -27,6 +27,7 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
+from slipstream.proposers.draft_cache import NewPairs, PairReader
 from slipstream.proposers.registry import ProposerMethod
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2
@@ -200,7 +201,48 @@ def test_rows_that_are_computed_again_after_a_preemption_come_once() -> None:
         (2, [2.0, 3.0, 6.0]),
         (5, [11.0]),
     ]
-    assert [(rows.first, rows.states.last[:, 0].tolist()) for rows in last.take()] == [(4, [6.0]), (5, [11.0])]
+    assert [(rows.first, rows.states.last[:, 0].tolist()) for rows in last.take()] == [(5, [11.0])]
     feed.unsubscribe(session, every)
     feed.unsubscribe(session, last)
     assert feed.request([session]) is None
+
+
+def states(first: int, count: int) -> HiddenStates:
+    """Rows that hold their token's number; 16 bytes each."""
+    rows = torch.arange(first, first + count, dtype=torch.float32)[:, None].expand(count, 2)
+    return HiddenStates(rows.clone(), {1: rows.clone()})
+
+
+@pytest.mark.parametrize("every_row", [True, False])
+def test_rows_that_no_method_takes_are_bounded_and_the_newest_stay(every_row: bool) -> None:
+    """As while drafting pauses: nobody asks for them, and the target goes on."""
+    feed = HiddenFeed(None, most_bytes=64 * 16)  # type: ignore[arg-type]
+    busy, quiet = _probe_session(), _probe_session()
+    long, short = (feed.subscribe(each, HiddenNeed((1,), every_row)) for each in (busy, quiet))
+    feed.deliver([ComputedRows(quiet, 0, list(range(8)), complete=True)], states(0, 8))
+    for token in range(1000):
+        feed.deliver([ComputedRows(busy, token, [0], complete=True)], states(token, 1))
+        assert long.waiting_bytes + short.waiting_bytes <= 64 * 16
+    kept = long.take()
+    tokens = [int(value) for rows in kept for value in rows.states.last[:, 0]]
+    assert tokens == list(range(1000 - len(tokens), 1000)) and long.waiting_bytes == 0
+    assert len(tokens) == (56 if every_row else 1)
+    assert [rows.first for rows in short.take()] == [0 if every_row else 7], "the other session lost none"
+
+
+def test_a_text_whose_rows_were_dropped_goes_on_behind_them() -> None:
+    reader, text = PairReader(1000), list(range(100))
+
+    def read(length: int, *parts: HiddenRows) -> NewPairs:
+        rest: Any = {"prompt_length": 1, "max_length": 100, "sampling": SamplingParams()}
+        _, new = reader.read([ProposerContext(handle=0, tokens=text, length=length, hidden=parts, **rest)])
+        (pairs,) = new
+        heads = torch.zeros(1, len(pairs.tokens), 2)
+        pairs.cache.append(heads, heads)
+        pairs.cache.length += len(pairs.tokens)
+        return pairs
+
+    read(11, HiddenRows(0, states(0, 10)))
+    pairs = read(41, HiddenRows(20, states(20, 5)), HiddenRows(30, states(30, 10)))
+    assert (pairs.cache.start, pairs.cache.end) == (30, 40)
+    assert pairs.tokens == text[31:41] and pairs.states.last[:, 0].tolist() == list(range(30, 40))

@@ -222,6 +222,33 @@ async def test_what_a_model_writes_is_text(page: Page) -> None:
     assert await page.title() == "Slipstream playground"
 
 
+async def test_a_mixed_text_is_asked_for_and_marked(page: Page) -> None:
+    await page.locator("[name=mixed_arithmetic]").check()
+    await page.locator("summary").click()
+    snippets = []
+    for language in ("curl", "client", "openai"):
+        await page.locator(f"[name=language][value={language}]").check()
+        snippets.append(await page.locator("#snippet").inner_text())
+    wanted = ['"mixed_arithmetic":true', "mixed_arithmetic=True", '{"mixed_arithmetic": True']
+    assert all(each in snippet for each, snippet in zip(wanted, snippets, strict=True))
+    async with page.expect_request("**/v1/completions") as asked:
+        await run(page, max_tokens="8")
+    assert (await asked.value).post_data_json["mixed_arithmetic"] is True
+    await says(page, "Done.")
+    note = page.locator(".run .mixed")
+    await expect(note).to_be_hidden()
+    await page.evaluate(
+        """async () => {
+          const { Palette, Run } = await import("/playground/run.js");
+          const run = new Run("r", new Palette(document.getElementById("legend")), () => {});
+          document.getElementById("runs").replaceChildren(run.root);
+          const arithmetics = [{ arithmetic: "one", offset: 0 }, { arithmetic: "two", offset: 9 }];
+          run.add({ choices: [{ text: "", arithmetics }] });
+        }"""
+    )
+    await expect(note).to_have_text("Mixed text: one from token 0, two from token 9.")
+
+
 async def test_stop_frees_the_session(page: Page, system: EmulatedSystem) -> None:
     await run(page, max_tokens="4000")
     await expect(page.locator(".output .token").first).to_be_visible(timeout=WAIT_MS)

@@ -26,9 +26,10 @@ from slipstream.errors import (
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
 from tests.resuming import resume
-from tests.simulation.chained import VOCABULARY
+from tests.simulation.chained import VOCABULARY, continued
 from tests.simulation.clock import Party
 from tests.simulation.dialling import Channel
+from tests.simulation.parties import arithmetic_numbered
 from tests.simulation.text import Output, Text, words
 from tests.simulation.watching import Violation, Watched, demand
 
@@ -66,13 +67,18 @@ class Client:
         size, counts = self._world.size, self._world.network.counts
         for turn in range(size.texts):
             await asyncio.sleep(self._chance.uniform(0.0, size.pause_s))
-            text = self._world.texts[1 + self._number + turn * size.clients] = Text(
-                1 + self._number + turn * size.clients, self._chance.randint(size.least_tokens, size.most_tokens)
+            first, tokens = (
+                1 + self._number + turn * size.clients,
+                self._chance.randint(size.least_tokens, size.most_tokens),
             )
+            text = self._world.texts[first] = Text(first, tokens, size.arithmetics)
             (errand,) = self._chance.choices([*size.errands], [*size.errands.values()])
+            text.mixed = size.arithmetics > 1 and errand == "listen" and self._chance.random() < size.mixed
             try:
                 await getattr(self, f"_{errand}")(text)
             except SlipstreamError as error:
+                if self._began_anew(error):
+                    continue
                 refusal = f"got {error.reason}: {error.message}"
                 self._world.fail(Violation(f"the client of text {text.first}, which was to {errand}, {refusal}"))
             except Violation as violation:
@@ -84,7 +90,7 @@ class Client:
 
     async def _listen(self, text: Text) -> None:
         completion = await self._generate(text, self._gateway())
-        _check_whole(completion, text, text.versions[:1])
+        _check_whole(completion, text)
 
     async def _poison(self, text: Text) -> None:
         """From some token on, every pass with this text fails."""
@@ -130,7 +136,7 @@ class Client:
             demand(lost, f"text {text.first} was cancelled: {error.message}")
         else:
             if completion.finished.reason != CANCELLED:
-                _check_whole(completion, text, text.versions[:1])
+                _check_whole(completion, text)
 
     async def _edit(self, text: Text) -> None:
         """Rolls the session back, with other tokens or another seed, or makes a branch of it."""
@@ -141,7 +147,7 @@ class Client:
         room = min(MOST_EDITED, text.tokens - kept)
         edit = [self._chance.randrange(VOCABULARY) for _ in range(self._chance.randint(0, room))]
         branch = self._chance.random() < 0.3
-        version = text.edited(kept, edit)
+        versions = text.edited(kept, edit, text.tokens_received)
         if not branch:
             self._world.store.may_cut.add(name)
         request = gateway_pb2.RollbackRequest(
@@ -154,32 +160,39 @@ class Client:
         answer = await self._asked(text, lambda stub: stub.Rollback(request, timeout=ANSWER_S), at, losses)
         if answer is not None:
             self._world.network.counts["branches" if branch else "rollbacks"] += 1
-            edited = text.prompt + version[: kept + len(edit)]
+            edited = text.prompt + versions[0][: kept + len(edit)]
             logged = self._world.store.logged(answer.key.id)
             right = losses != self._world.store.losses or logged[: len(edited)] == edited
             demand(right, f"session {answer.key.id} is not rolled back to {edited}: {logged}")
-            await self._hear_edited(text, answer, version, losses)
+            await self._hear_edited(text, answer, versions, losses)
         try:
             completion = await saying
         except Aborted as error:
+            if self._began_anew(error):
+                return
             demand(error.reason == "ROLLED_BACK" and not branch, f"text {text.first} got {error.reason}")
         else:
-            _check_whole(completion, text, text.versions[:1])
+            _check_whole(completion, text)
 
-    async def _hear_edited(self, text: Text, answer: Any, version: Output, losses: int) -> None:
+    async def _hear_edited(self, text: Text, answer: Any, versions: list[Output], losses: int) -> None:
         store, received = self._world.store, self._world.watched()
         name, kept = answer.key.id, answer.output_tokens
-        received.edited, received.losses = version, losses
+        received.edited, received.losses = versions, losses
         received.started = gateway_pb2.Started(session_id=name, prompt_token_ids=text.prompt)
         if self._chance.random() < 0.5:
             received.started.revision = answer.revision
-        received.token_ids, received.text = list(version[:kept]), words(version[:kept], all_of_it=False)
+        received.token_ids, received.text = list(versions[0][:kept]), words(versions[0][:kept], all_of_it=False)
         try:
             await resume(self._lines(self._gateway()), received, PATIENCE)
-            _check_whole(received, text, received.versions(text))
+            _check_whole(received, text)
         except (NotFound, Aborted) as error:
             lost = f"the edited session {name} is lost: {error.reason}, {losses} losses, now {store.losses}"
             demand(losses != store.losses, lost)
+
+    def _began_anew(self, error: SlipstreamError) -> bool:
+        """Whether a session that the store lost began again with another arithmetic, which the client noticed."""
+        lost = error.reason == "SESSION_LOST" and self._world.store.losses > 0
+        return lost and self._world.size.arithmetics > 1
 
     # How it asks.
 
@@ -205,6 +218,8 @@ class Client:
     async def _generate(self, text: Text, at: int) -> Watched:
         request = gateway_pb2.GenerateRequest(max_tokens=text.tokens)
         request.sampling.temperature = 0.0
+        if text.mixed:
+            request.mixed_arithmetic = True
         request.prompt_token_ids.token_ids.extend(text.prompt)
         received: list[str] = []
         for shift in itertools.count(at):
@@ -242,7 +257,23 @@ class Client:
         return None
 
 
-def _check_whole(completion: Watched, text: Text, versions: list[Output]) -> None:
-    whole = [version[: text.tokens] for version in versions]
+def _check_whole(completion: Watched, text: Text) -> None:
+    if text.mixed:
+        _check_marks(completion, text)
+        return
+    whole = [version[: text.tokens] for version in completion.versions(text)]
     demand(tuple(completion.token_ids) in whole, f"text {text.first} ended as {completion.token_ids}, not {whole}")
     demand(completion.text in map(words, whole), f"text {text.first} ended as {completion.text!r}")
+    spans = completion.finished.statistics.arithmetics
+    demand(len(spans) < 2, f"text {text.first} is marked as a mixture: {spans}")
+
+
+def _check_marks(completion: Watched, text: Text) -> None:
+    """Each span of the text is what its target writes behind the tokens before it."""
+    spans = completion.finished.statistics.arithmetics
+    completion.world.network.counts["texts mixed" if len(spans) > 1 else "texts of one arithmetic"] += 1
+    tokens, ends = text.prompt, [*(each.offset for each in spans[1:]), text.tokens]
+    for span, end in zip(spans, ends, strict=True):
+        tokens = continued(tokens, len(text.prompt) + end, arithmetic_numbered(span.arithmetic))
+    right = tuple(completion.token_ids) == tokens[len(text.prompt) :]
+    demand(right, f"text {text.first} ended as {completion.token_ids}, which is not of {spans}")

@@ -11,6 +11,9 @@ from unittest import mock
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator
 from gateway.routing.verifier_session import VerifierSession
+from gateway.routing.verifiers import VerifierWorker
+from gateway.routing.worker_watch import WorkerWatch
+from gateway.sessions import run
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
 from gateway.sessions.registry import SessionEntry, SessionRegistry
@@ -79,11 +82,21 @@ def _keep_all(self: KVCacheManager, sequence: Sequence, length: int) -> None:
     """Does not roll back."""
 
 
-_FOLLOW, _REVISE = OutputStream.follow, RequestValidator.revise
+_FOLLOW, _REVISE, _OPEN = OutputStream.follow, RequestValidator.revise, SessionRun._open_request
 HONEST = "a stream resumes at an offset"
 EDITED = Size(errands={"edit": 1.0})
 ROLLING = Size(texts=4, errands={"listen": 1.0}, relaxed=1.0, gentle=True)
 """Rolling restarts, which no client may notice."""
+
+TWO = Size(verifiers=3, arithmetics=2, errands={"listen": 0.7, "leave": 0.1, "edit": 0.2})
+"""Verifiers of two arithmetics, one of which takes the other's place now and then."""
+
+
+def _anywhere(self: SessionRun, verifier: VerifierWorker) -> verifier_pb2.DecodeOpen:
+    request = _OPEN(self, verifier)
+    request.arithmetic = ""
+    return request
+
 
 RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "the store fences": [_without(MemoryStore, "_check", lambda *_: None)],
@@ -105,6 +118,13 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "a failed step is run again in parts": [_without(FaultIsolation, "_run_apart", _give_up)],
     "what a failed pass kept is rolled back": [_without(KVCacheManager, "rollback", _keep_all)],
     "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
+    "a text goes on with its own arithmetic": [_without(SessionRun, "_may_mix", True)],
+    "a new owner reads the arithmetic": [_without(run, "wanted", lambda spans: "")],
+    "a verifier that took another's address is asked, and refuses": [
+        _without(WorkerWatch, "doubt", lambda self: None),
+        _without(SessionRun, "_open_request", _anywhere),
+    ],
+    "a mixture is marked": [_without(run, "opened", lambda spans, length, arithmetic: spans)],
 }
 
 WORLDS: dict[str, tuple[Storm, Size, int]] = {
@@ -120,6 +140,10 @@ WORLDS: dict[str, tuple[Storm, Size, int]] = {
     "what was shown is written before a takeover": (storm, replace(EDITED, relaxed=1.0), 0),
     "a gateway that ends writes what is left": (restarts, ROLLING, 1),
     "sessions may finish before a worker ends": (restarts, ROLLING, 0),
+    "a text goes on with its own arithmetic": (storm, TWO, 0),
+    "a new owner reads the arithmetic": (storm, TWO, 0),
+    "a verifier that took another's address is asked, and refuses": (storm, TWO, 0),
+    "a mixture is marked": (storm, TWO, 0),
 }
 """Where a rule is missed, and from which seed on it is soon; any other one anywhere."""
 

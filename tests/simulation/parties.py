@@ -101,16 +101,27 @@ class GatewayParty:
     """None: strict."""
 
 
-def verifier(network: Network, name: str, poisons: Mapping[int, int]) -> VerifierParty:
+def arithmetic_named(number: int) -> str:
+    return f"arithmetic-{number}"
+
+
+def arithmetic_numbered(name: str) -> int:
+    return int(name.removeprefix("arithmetic-"))
+
+
+def verifier(network: Network, name: str, poisons: Mapping[int, int], arithmetic: int | None = None) -> VerifierParty:
+    """`arithmetic`: number of what decides its texts; None: there is one, which has no name."""
     party = Party(name)
-    return party.context.run(_verifier, network, party, poisons)
+    return party.context.run(_verifier, network, party, poisons, arithmetic)
 
 
-def _verifier(network: Network, party: Party, poisons: Mapping[int, int]) -> VerifierParty:
+def _verifier(network: Network, party: Party, poisons: Mapping[int, int], arithmetic: int | None) -> VerifierParty:
     clock, thread = network.loop.time, VirtualThread()
     pool = BlockPool(BLOCKS, BLOCK_SIZE)
     engine = FaultyEngine(network.chance, poisons, MODEL, TARGET, pool, lambda: 0.0, thread.sleep)
     model = proto_conversion.model_to_proto(engine.model)
+    if arithmetic is not None:
+        engine.arithmetic, model.arithmetic = arithmetic, arithmetic_named(arithmetic)
     drafters = CandidateSources(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
     planner = Planner(drafters, StepLimits(64, 32, 0.1), _curve(TARGET), clock)
     executor, observers = EmbeddedExecutor(engine), [drafters.shadows]
@@ -221,6 +232,7 @@ def _gateway(network: Network, party: Party, store: Server, workers: Workers, re
         tokenizer=str(TOKENIZER),
         drafters=tuple(f"{name}={address_of(name)}" for name in workers[1]),
         lease_s=LEASE_S,
+        durability="relaxed" if relaxed else "strict",
         store_grace_s=2.0,
         credit_tokens=16,
         rehoming_wait_s=2.0,

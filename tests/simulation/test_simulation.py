@@ -21,7 +21,7 @@ import pytest
 
 from tests.simulation.__main__ import AGAIN
 from tests.simulation.client import ERRANDS
-from tests.simulation.controls import ROLLING, RULES, switched_off, worlds
+from tests.simulation.controls import ROLLING, RULES, TWO, switched_off, worlds
 from tests.simulation.storm import calm, restarts, storm
 from tests.simulation.world import Report, Size, run
 
@@ -101,6 +101,15 @@ def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) ->
         check=False,
     )
     assert output.stdout.splitlines()[:3] == [f"{each.seed} {each.trace}" for each in reports[3:6]], output.stderr
+
+
+def test_no_text_goes_on_with_another_arithmetic_unless_it_is_marked() -> None:
+    """Verifiers of two arithmetics, one of which takes the other's place now and then."""
+    reports = [run(seed, storm, TWO) for seed in range(SEEDS)]
+    failed = [f"seed {each.seed}: {each.failure}" for each in reports if each.failure]
+    assert not failed, "\n".join(failed)
+    counts = sum((each.counts for each in reports), Counter[str]())
+    assert counts["texts mixed"] and counts["texts of one arithmetic"] > counts["texts mixed"]
 
 
 @pytest.mark.parametrize("relaxed", [0.0, 1.0], ids=["strict", "relaxed"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from gateway.store.session_store import pack_tokens
+from gateway.store.session_store import pack_tokens, unpack_tokens
 from gateway.text.transcript import Transcript
-from tests.simulation.chained import continued
+from tests.simulation.chained import continued, follows
 from tests.simulation.parties import tokenizer
 
 if TYPE_CHECKING:
@@ -22,11 +22,21 @@ Output = tuple[int, ...]
 
 
 @cache
-def truth(first: int, kept: int = 0, edit: Output = ()) -> Output:
+def truth(first: int, kept: int = 0, edit: Output = (), arithmetic: int = 0) -> Output:
     """The target's output after a text's prompt; or its first `kept` tokens, an edit, and what follows that."""
     prompt = (first, *PROMPT)
-    text_tokens = continued(prompt, len(prompt) + kept)
-    return continued((*text_tokens, *edit), len(prompt) + MOST_TOKENS)[len(prompt) :]
+    text_tokens = continued(prompt, len(prompt) + kept, arithmetic)
+    return continued((*text_tokens, *edit), len(prompt) + MOST_TOKENS, arithmetic)[len(prompt) :]
+
+
+@lru_cache(1 << 12)
+def mixture(first: int, output: Output, arithmetics: int) -> bool:
+    """Whether each token is what one of the targets writes behind those before it."""
+    text = (first, *PROMPT, *output)
+    return all(
+        text[place] in {follows(first, place, text[place - 1], each) for each in range(arithmetics)}
+        for place in range(1 + len(PROMPT), len(text))
+    )
 
 
 @cache
@@ -42,8 +52,12 @@ class Text:
     """Its prompt's first token, which no other text has."""
     tokens: int
     """Requested output tokens."""
+    arithmetics: int = 1
+    """Targets that may write it."""
+    mixed: bool = False
+    """Whether several of them may, as its client chose."""
     versions: list[Output] = field(default_factory=list)
-    """Right outputs; the first one is without an edit."""
+    """Right outputs of one target; the first ones, one for each of them, are without an edit."""
     logs: list[bytes] = field(default_factory=list)
     """Packed tokens of the versions, as the store has them."""
     asked: object = None
@@ -62,15 +76,25 @@ class Text:
     def tokens_received(self) -> list[int]:
         return [] if self.completion is None else self.completion.token_ids
 
-    def edited(self, kept: int, edit: Sequence[int]) -> Output:
-        """One more version."""
-        version = truth(self.first, kept, tuple(edit))
-        self.versions.append(version)
-        self.logs.append(pack_tokens((*self.prompt, *version)))
-        return version
+    @property
+    def originals(self) -> list[Output]:
+        return self.versions[: self.arithmetics]
+
+    def edited(self, kept: int, edit: Sequence[int], received: Sequence[int] = ()) -> list[Output]:
+        """More versions: one for each target that may have written the kept ones of the tokens received."""
+        start = tuple(received[:kept])
+        made = [truth(self.first, kept, tuple(edit), each) for each in range(self.arithmetics)]
+        made = [version for version in made if version[: len(start)] == start]
+        self.versions += made
+        self.logs += [pack_tokens((*self.prompt, *version)) for version in made]
+        return made
 
     def may_say(self, output: Sequence[int]) -> bool:
-        return any(version[: len(output)] == tuple(output) for version in self.versions)
+        said = tuple(output)
+        right = any(version[: len(said)] == said for version in self.versions)
+        return right or (self.mixed and mixture(self.first, said, self.arithmetics))
 
     def may_log(self, packed: bytearray) -> bool:
-        return any(log.startswith(packed) for log in self.logs)
+        if any(log.startswith(packed) for log in self.logs):
+            return True
+        return self.mixed and self.may_say(unpack_tokens(bytes(packed))[len(self.prompt) :])

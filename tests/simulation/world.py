@@ -48,6 +48,10 @@ class Size:
     """Share of worlds with relaxed durability."""
     gentle: bool = False
     """Whether no client may notice anything."""
+    arithmetics: int = 1
+    """Verifiers that write different texts under one model's name; at most as many as there are verifiers."""
+    mixed: float = 0.4
+    """Share of texts that may go on with another arithmetic, where there are several."""
     least_tokens: int = 12
     most_tokens: int = 40
 
@@ -104,9 +108,17 @@ class World:
             workers = self.verifiers, self.proposers
             self.alive[name] = parties.gateway(self.network, name, self.store, workers, relaxed=self.relaxed)
         elif kind == "verifier":
-            self.alive[name] = parties.verifier(self.network, name, self.poisons)
+            self.alive[name] = parties.verifier(self.network, name, self.poisons, self._arithmetic(name))
         else:
             self.alive[name] = getattr(parties, kind)(self.network, name)
+
+    def _arithmetic(self, verifier: str) -> int | None:
+        """The number of a verifier's arithmetic. Each has an address of its own, and those beyond are of another one
+        whenever they start."""
+        most, number = self.size.arithmetics, self.verifiers.index(verifier)
+        if most == 1:
+            return None
+        return number if number < most else self.chance.randrange(most)
 
     def kill(self, name: str) -> None:
         self.network.note("kill", name)

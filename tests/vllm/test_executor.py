@@ -11,8 +11,10 @@ import pytest
 from scipy.stats import chisquare
 
 from slipstream.engine.engine import EngineLost
+from slipstream.engine.models.checkpoint import describe_checkpoint
 from slipstream.engine.sampler.logits_processor import SampledRow, process
 from slipstream.errors import FailedPrecondition
+from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Cursor
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -20,6 +22,7 @@ from tests.grammars import LANGUAGES
 from tests.vllm.conftest import HANGING_S
 from tests.vllm.decoding import (
     SAMPLINGS,
+    TARGET,
     Case,
     Decoded,
     Decoding,
@@ -256,3 +259,9 @@ def _places(embedded: Any, case: Case, output: list[int], chance: np.random.Gene
     p = process(logits, [SampledRow(case.sampling)] * len(logits)).double().softmax(-1).numpy()
     below = p.cumsum(-1) - p
     return [float(below[row, token] + chance.random() * p[row, token]) for row, token in enumerate(output)]
+
+
+def test_the_arithmetic_that_is_announced_names_the_weights_and_the_type_of_vllms_workers(executor: Any) -> None:
+    weights = describe_checkpoint(TARGET).revision.removeprefix("local-")[:12]
+    model = model_to_proto(executor.model)
+    assert (model.arithmetic, model.batch_invariant) == (f"{weights}/float32/vllm", False)

@@ -56,6 +56,8 @@ class KVAdmission:
         """Blocks that each tenant may have, as of the last decision for which that mattered."""
         self._beyond: set[Session] = set()
         """Sessions beyond their tenants' shares then."""
+        self._without_room: set[Session] = set()
+        """Those that waited on when waiting sessions were admitted last; some of them have gone since."""
         self._changes = 0
         """Counts what may let a session in: sessions that came, went, gave up their KV or changed their state."""
         self._refused: tuple[int, int, int] | None = None
@@ -69,6 +71,12 @@ class KVAdmission:
     def waiting(self) -> int:
         """Sessions without KV."""
         return len(self._waiting) + len(self._resting) + len(self._returning)
+
+    @property
+    def refused(self) -> int:
+        """Sessions that found no room for their KV. One that came while a step runs is none of them; it has not been
+        tried."""
+        return len(self._without_room & self._waiting.keys())
 
     @property
     def next_return_s(self) -> float | None:
@@ -103,6 +111,7 @@ class KVAdmission:
             if self._refused is None or state[:-1] != self._refused[:-1] or state[-1] > self._refused[-1]:
                 self._admit_waiting()
                 self._refused = *state[:-1], self._kv.blocks_free
+                self._without_room = set(self._waiting)
         return self._admitted.keys()
 
     def _admit_waiting(self) -> None:

@@ -102,10 +102,12 @@ class MessageRequest(CountRequest):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     cache_salt: str | None = None
     speculation: SpeculationField | None = None
+    mixed_arithmetic: bool | None = None
 
     def sampling(self) -> SamplingFields:
-        same = ("model", "max_tokens", "temperature", "top_k", "top_p", "seed", "cache_salt", "speculation")
-        fields = {name: getattr(self, name) for name in same}
+        same = ("model", "max_tokens", "temperature", "top_k", "top_p", "seed")
+        own = ("cache_salt", "speculation", "mixed_arithmetic")
+        fields = {name: getattr(self, name) for name in (*same, *own)}
         return SamplingFields.model_validate(fields | {"stop": self.stop_sequences})
 
 

@@ -16,7 +16,7 @@ from gateway.api.http.errors import ANTHROPIC
 from gateway.api.http.reply import Answer, answer_of_events
 from gateway.api.openai.chat import call_format
 from gateway.api.openai.fields import log_unknown
-from gateway.api.openai.usage import speculation_metrics
+from gateway.api.openai.usage import mixture, speculation_metrics
 from gateway.requests.texts import Texts, chat_of
 from gateway.sessions.output_stream import Event
 from gateway.text.tool_calls import Part, ToolCall, forced_call, new_reader
@@ -83,7 +83,7 @@ class MessageEvents:
         called = any(block["type"] == "tool_use" for block in self._content)
         ending, usage = _ending(finished, called=called), _usage(self._started, finished)
         metrics = speculation_metrics(finished.statistics)
-        about = {"metrics": metrics} if metrics else {}
+        about = ({"metrics": metrics} if metrics else {}) | mixture(finished.statistics)
         self._message = _message(self._started, self._content) | ending | about | {"usage": usage}
         return {"type": "message_delta", "delta": ending, "usage": usage, **about}
 

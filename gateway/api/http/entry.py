@@ -165,9 +165,13 @@ def _request_context(scope: Scope) -> RequestContext:
         headers = [
             ("authorization", f"Bearer {value}") if name == "x-api-key" else (name, value) for name, value in headers
         ]
-    host, port = scope.get("client") or ("", 0)
-    peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-    return RequestContext(headers, peer)
+    return RequestContext(headers, peer_of(scope.get("client")))
+
+
+def peer_of(client: tuple[str, int] | None) -> str:
+    """The peer as gRPC names it."""
+    host, port = client or ("", 0)
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def _request_id(context: RequestContext) -> str:

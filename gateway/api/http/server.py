@@ -15,8 +15,10 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.api.http.entry import Application
+from gateway.api.http.connections import Connections
+from gateway.api.http.entry import OPEN_PATHS, Application, peer_of
 from gateway.api.http.reply import ABORT
+from gateway.auth.api_keys import origin_of
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.rpc.tls import Certificates
 
@@ -30,7 +32,7 @@ _STOP_S = 0.5
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     connections: int
-    """Most connections at a time; on further ones requests are refused."""
+    """Most connections at a time: idle ones make room for further ones, and where none is idle requests are refused."""
     idle_s: float
     """Seconds that a client has to send a request's headers."""
 
@@ -42,13 +44,14 @@ class HttpServer:
         """`certificates`: None serves plaintext."""
         self._config = uvicorn.Config(
             application,
-            http=partial(_BoundedHeaders, idle_s=limits.idle_s),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                _BoundedHeaders, idle_s=limits.idle_s, open_connections=Connections(limits.connections)
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=limits.connections,
             backlog=BACKLOG,
             # A task of one request must not inherit who the caller of another one is.
             reset_contextvars=True,
@@ -113,11 +116,16 @@ class _UvicornServer(uvicorn.Server):
 
 
 class _BoundedHeaders(HttpToolsProtocol):
-    """uvicorn's protocol, whose peers must send their headers within `idle_s` and within MOST_HEADER_BYTES."""
+    """uvicorn's protocol for one of a bounded number of connections. Peers must send their headers within `idle_s` and
+    within MOST_HEADER_BYTES."""
 
-    def __init__(self, *, idle_s: float, **named: Any) -> None:
+    def __init__(self, *, idle_s: float, open_connections: Connections, **named: Any) -> None:
         super().__init__(**named)
         self._idle_s = idle_s
+        self._open = open_connections
+        self._origin = ""
+        self._room = True
+        """Whether its requests are answered, and not refused."""
         self._due: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_headers = True
@@ -125,9 +133,19 @@ class _BoundedHeaders(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._due = self.loop.call_later(self._idle_s, transport.abort)
+        self._origin = origin_of(peer_of(self.client))
+        self._room = self._open.add(self, self._origin)
+
+    @property
+    def idle(self) -> bool:
+        return self._in_headers and (self.cycle is None or self.cycle.response_complete)
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
+        self._open.remove(self, self._origin)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -145,6 +163,9 @@ class _BoundedHeaders(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._forget_deadline()
         self._in_headers, self._header_bytes = False, 0
+        self._open.note_use(self, self._origin)
+        probe = self.url.partition(b"?")[0].decode("latin-1") in OPEN_PATHS
+        self.limit_concurrency = None if self._room or probe else 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

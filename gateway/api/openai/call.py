@@ -13,7 +13,7 @@ from gateway.api.http.choices import Choice, StreamPosition, collect_choices, re
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.reply import Answer, Reply, trace_headers
 from gateway.api.openai.fields import SamplingFields
-from gateway.api.openai.usage import round_fields, speculation_metrics, usage
+from gateway.api.openai.usage import mixture, round_fields, speculation_metrics, usage
 from gateway.request_context import RequestContext
 from gateway.requests.texts import Texts
 from gateway.sessions.output_stream import Event
@@ -191,13 +191,8 @@ def ending(finished: gateway_pb2.Finished | None) -> dict[str, Any]:
     """The fields of a choice that say how it ended; null while it goes on."""
     if finished is None:
         return {"finish_reason": None}
-    fields: dict[str, Any] = {
-        "finish_reason": FINISH_REASONS.get(finished.reason),
-        "stop_reason": finished.stop or None,
-    }
-    if len(spans := finished.statistics.arithmetics) > 1:  # the text is none of theirs alone
-        fields["arithmetics"] = [{"arithmetic": each.arithmetic, "offset": each.offset} for each in spans]
-    return fields
+    reason = {"finish_reason": FINISH_REASONS.get(finished.reason), "stop_reason": finished.stop or None}
+    return reason | mixture(finished.statistics)
 
 
 def finite(logprob: float) -> float:

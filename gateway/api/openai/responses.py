@@ -28,7 +28,7 @@ from gateway.api.openai.chat import call_format, forced_name
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.api.openai.response_fields import InputItem, ResponseRequest, messages_of
-from gateway.api.openai.usage import accepted_and_rejected, speculation_metrics
+from gateway.api.openai.usage import accepted_and_rejected, mixture, speculation_metrics
 from gateway.request_context import RequestContext
 from gateway.requests.texts import chat_of
 from gateway.requests.validation import check_annotation
@@ -193,9 +193,11 @@ def _response(
         "tools": [],
         "usage": None if finished is None else _usage(started, finished),
     }
-    if finished is not None and (metrics := speculation_metrics(finished.statistics)):
+    if finished is None:
+        return record
+    if metrics := speculation_metrics(finished.statistics):
         record["metrics"] = metrics
-    return record
+    return record | mixture(finished.statistics)
 
 
 def _events(stored: StoredResponse, after: int = -1) -> ResponseEvents:

@@ -62,6 +62,15 @@ def speculation_metrics(statistics: gateway_pb2.Statistics) -> dict[str, Any]:
     return {"speculative_decoding": figures}
 
 
+def mixture(statistics: gateway_pb2.Statistics) -> dict[str, Any]:
+    """The field `arithmetics` of a text that several arithmetics wrote, each from its offset in output tokens on; empty
+    where one wrote it all."""
+    spans = statistics.arithmetics
+    if len(spans) < 2:
+        return {}
+    return {"arithmetics": [{"arithmetic": each.arithmetic, "offset": each.offset} for each in spans]}
+
+
 BONUS, RECOVERED, PLAIN = "bonus", "recovered", "plain"
 """Origins of a round's last token: behind candidates that were all accepted, in the place of a rejected one, and where
 no candidate was verified. All other tokens come from drafters."""

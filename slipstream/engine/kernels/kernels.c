@@ -142,7 +142,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
 {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
-    union { float number; int bits; } power = {__builtin_fmaf(x, 1.44269504088896341f, 12582912.0f)};
+    union { float number; unsigned bits; } power = {__builtin_fmaf(x, 1.44269504088896341f, 12582912.0f)};
     float whole = power.number - 12582912.0f, r = __builtin_fmaf(whole, -0.693359375f, x), z = 1.9875691500e-4f;
     r = __builtin_fmaf(whole, 2.12194440e-4f, r);
     z = __builtin_fmaf(z, r, 1.3981999507e-3f);
@@ -151,7 +151,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
     z = __builtin_fmaf(z, r, 1.6666665459e-1f);
     z = __builtin_fmaf(z, r, 5.0000001201e-1f);
     z = __builtin_fmaf(z, r * r, r) + 1.0f;
-    power.bits = (power.bits + 127) << 23;
+    power.bits = (power.bits + 127u) << 23;
     return z * power.number;
 }
 

@@ -23,24 +23,24 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DtypeChoice:
     dtype: torch.dtype
     why: str
     """Half a sentence for the log."""
 
 
-def choose_dtype(own: torch.dtype, *, kernels: bool, native: bool) -> Choice:
+def choose_dtype(own: torch.dtype, *, kernels: bool, native: bool) -> DtypeChoice:
     """`own`: the checkpoint's type. `kernels`: whether kernels of ours multiply all its weights. `native`: whether the
     CPU has instructions for products in bfloat16."""
     if own is torch.float16:
-        return Choice(torch.float32, "this CPU has no kernels for float16")
+        return DtypeChoice(torch.float32, "this CPU has no kernels for float16")
     if own is not torch.bfloat16:
-        return Choice(own, "the checkpoint's own type")
+        return DtypeChoice(own, "the checkpoint's own type")
     if kernels:
-        return Choice(own, "compiled kernels read its weights in it")
+        return DtypeChoice(own, "compiled kernels read its weights in it")
     if native:
-        return Choice(own, "this CPU has instructions for it")
-    return Choice(torch.float32, "this CPU would emulate bfloat16; it takes twice the memory")
+        return DtypeChoice(own, "this CPU has instructions for it")
+    return DtypeChoice(torch.float32, "this CPU would emulate bfloat16; it takes twice the memory")
 
 
 def announced_dtype(model: str, own: torch.dtype, *, kernels: bool) -> torch.dtype:

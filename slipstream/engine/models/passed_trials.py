@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from slipstream.engine import user_cache
+from slipstream import user_cache
 from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.arithmetic import kernels_name

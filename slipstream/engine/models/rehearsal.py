@@ -40,7 +40,7 @@ _ENGINE_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPosition:
     """A token of a text: near texts are numbered by path, the far one is behind them."""
 
     text: int
@@ -81,15 +81,21 @@ class Rehearsal:
         return [row for row, place in enumerate(self.places) if place.text >= len(PATHS) - 1]
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[TextPosition]:
         """Of all rows of logits, in the order in which an engine gives them."""
         last, far = len(PATHS) - 1, len(PATHS)
         of_nodes = [
-            next(Place(text, PROMPT + path.index(node)) for text, path in enumerate(PATHS) if node in path)
+            next(TextPosition(text, PROMPT + path.index(node)) for text, path in enumerate(PATHS) if node in path)
             for node in range(len(PARENTS))
         ]
-        first = [Place(last, PIECE - 1), *(Place(far, at) for at in range(len(self.far)))]
-        return [*first, Place(last, PROMPT - 1), *of_nodes, Place(last, PROMPT + 2), Place(last, PROMPT + 3)]
+        first = [TextPosition(last, PIECE - 1), *(TextPosition(far, at) for at in range(len(self.far)))]
+        return [
+            *first,
+            TextPosition(last, PROMPT - 1),
+            *of_nodes,
+            TextPosition(last, PROMPT + 2),
+            TextPosition(last, PROMPT + 3),
+        ]
 
     @property
     def groups(self) -> dict[str, list[int]]:

@@ -12,7 +12,7 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from slipstream.engine import user_cache
+from slipstream import user_cache
 from slipstream.engine.model_info import DIGITS
 from slipstream.errors import FailedPrecondition
 

@@ -6,10 +6,12 @@ import threading
 from concurrent.futures import Future, wait
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream import tenants
 from slipstream.errors import InvalidArgument, ResourceExhausted
-from slipstream.tenants import FairThreads, tenant_id, tenant_salt
+from slipstream.tenants import FairThreads, TenantCache, tenant_id, tenant_salt
 
 LIMIT_S = 60.0
 
@@ -68,3 +70,34 @@ def test_salts_and_names_of_tenants_differ() -> None:
     assert len({*salts, tenant_salt("two", "")}) == 4
     assert len({tenant_id("one"), tenant_id("two"), tenant_id("")}) == 3
     assert tenant_id("") == "" and "one" not in tenant_id("one")
+
+
+def test_a_tenant_that_asks_for_many_things_loses_its_own() -> None:
+    cache: TenantCache[int, int] = TenantCache(8)
+    for number in range(3):
+        cache.put("few", number, number)
+    for number in range(100):
+        cache.put("many", number, number)
+    assert [cache.get("few", number) for number in range(4)] == [0, 1, 2, None]
+    assert [number for number in range(100) if cache.get("many", number) is not None] == list(range(95, 100))
+    assert cache.get("many", 95) == 95  # used again, so 96 is the first to go
+    cache.put("many", 100, 100)
+    assert cache.get("many", 96) is None and cache.get("many", 95) == 95
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 9), st.booleans())), st.integers(1, 8))
+def test_a_cache_keeps_as_many_as_it_may_and_no_tenant_loses_one_while_another_has_more(
+    asked: list[tuple[str, int, bool]], most: int
+) -> None:
+    cache: TenantCache[int, object] = TenantCache(most)
+    for tenant, key, put in asked:
+        before = {name: [each for each in range(10) if each in cache._values.get(name, {})] for name in "abcd"}
+        if not put:
+            assert (cache.get(tenant, key) is not None) == (key in before[tenant])
+            continue
+        cache.put(tenant, key, object())
+        after = {name: [each for each in range(10) if each in cache._values.get(name, {})] for name in "abcd"}
+        before[tenant] = sorted({*before[tenant], key})
+        lost = [name for name in "abcd" for each in before[name] if each not in after[name]]
+        assert len(cache) <= most and len(lost) == max(0, sum(map(len, before.values())) - most)
+        assert all(len(before[name]) == max(map(len, before.values())) for name in lost)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from slipstream.errors import FailedPrecondition
 from tests.eagle_heads import save_easy_target
 from training.answer_store import AnswerStore
-from training.answers import Answer, AnswerSettings, write_answers
+from training.answers import AnswerSettings, TargetAnswer, write_answers
 from training.target import Target
 
 LAYERS = (0, 2)
@@ -23,7 +23,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target(str(save_easy_target(tmp_path_factory.mktemp("target") / "llama")), dtype="float32")
 
 
-def answers(target: Target, temperature: float = 0.0, seed: int = 1, at_once: int = 0) -> list[Answer]:
+def answers(target: Target, temperature: float = 0.0, seed: int = 1, at_once: int = 0) -> list[TargetAnswer]:
     settings = AnswerSettings(9, temperature, seed, LAYERS, at_once)
     return sorted(write_answers(target, PROMPTS, settings), key=lambda each: each.index)
 

@@ -26,10 +26,10 @@ from slipstream.proposers.parallel_drafting import RANKS
 from tests.checkpoints import save_checkpoint
 from tests.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
-from training.answers import Answer, AnswerSettings
+from training.answers import AnswerSettings, TargetAnswer
 from training.corpus import TrainingBatch
 from training.loss import divergence
-from training.plan import Estimate, Planner
+from training.plan import Estimate, TrainingPlanner
 from training.report import Report, render
 from training.request import TrainRequest, read_request
 from training.run import TrainingRun, open_drafter
@@ -236,12 +236,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch, loops: Callable[[int], bool]) -> li
     """Answers that `loops`, called with the number of each one asked for, decides on; returns the prompts asked."""
     asked: list[list[int]] = []
 
-    def write(target: Target, prompts: list[list[int]], settings: AnswerSettings) -> Iterator[Answer]:
+    def write(target: Target, prompts: list[list[int]], settings: AnswerSettings) -> Iterator[TargetAnswer]:
         for index, prompt in enumerate(prompts):
             answer = [7] * settings.length if loops(len(asked)) else list(range(settings.length))
             asked.append(prompt)
             width = target.output.shape[1]
-            yield Answer(index, answer, torch.zeros(len(prompt) + len(answer) - 1, width, dtype=torch.bfloat16))
+            yield TargetAnswer(index, answer, torch.zeros(len(prompt) + len(answer) - 1, width, dtype=torch.bfloat16))
 
     monkeypatch.setattr("training.samples.write_answers", write)
     return asked
@@ -387,7 +387,9 @@ def test_a_dry_run_counts_the_answers_that_the_target_has_to_write(target: Path,
 
     def planned(**settings: Any) -> Estimate:
         small = {"held_out_answers": 1, "steps": 1} | settings
-        return Planner(TrainingRun(request_of("eagle", target, tmp_path / "out", data=str(data), **small))).estimate()
+        return TrainingPlanner(
+            TrainingRun(request_of("eagle", target, tmp_path / "out", data=str(data), **small))
+        ).estimate()
 
     few, many = planned(answers=10), planned(answers=40)
     assert (few.answers, many.answers) == (11, 41)  # one of each is measured on

@@ -8,6 +8,7 @@ export const SNIPPETS = {
   client: ({ chat, body }) => {
     const { speculation } = body;
     const options = python({
+      mixed_arithmetic: body.mixed_arithmetic,
       max_tokens: body.max_tokens, temperature: body.temperature, top_p: body.top_p, seed: body.seed,
       speculation: speculation.disabled ? false : undefined, max_draft_tokens: speculation.max_draft_tokens, drafters: speculation.drafters,
     });
@@ -17,11 +18,11 @@ export const SNIPPETS = {
   },
 
   openai: ({ chat, body }) => {
-    const { speculation, prompt, messages, stream, stream_options, ...options } = body;
+    const { speculation, prompt, messages, stream, stream_options, mixed_arithmetic, ...options } = body;
     const input = chat ? `messages=${literal(messages)}` : `prompt=${literal(prompt)}`;
     const [method, text] = chat ? ["chat.completions", "message.content"] : ["completions", "text"];
     return `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=os.environ.get("SLIPSTREAM_API_KEY", "none"))\n`
-      + `answer = client.${method}.create(model="", ${input}, ${python(options)}, extra_body=${literal({ speculation: { ...speculation, rounds: undefined } })})\n`
+      + `answer = client.${method}.create(model="", ${input}, ${python(options)}, extra_body=${literal({ mixed_arithmetic, speculation: { ...speculation, rounds: undefined } })})\n`
       + `print(answer.choices[0].${text})`;
   },
 };

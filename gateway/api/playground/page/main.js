@@ -23,6 +23,7 @@ function request(speculate) {
   const system = field("system") ? [{ role: "system", content: field("system") }] : [];
   const input = chat ? { messages: [...system, { role: "user", content: field("prompt") }] } : { prompt: field("prompt") };
   const options = Object.fromEntries(["max_tokens", "temperature", "top_p", "seed"].map((name) => [name, number(name)]));
+  if (form.elements.mixed_arithmetic.checked) options.mixed_arithmetic = true;
   const body = { ...input, ...options, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, speculation: { ...speculation, rounds: true } };
   return { chat, path: chat ? "/v1/chat/completions" : "/v1/completions", body };
 }

@@ -57,6 +57,7 @@ export class Run {
       const rounds = choice.speculation?.rounds ?? [];
       this.rounds.push(...rounds);
       this.append(choice.text ?? choice.delta?.content ?? "", rounds);
+      if (choice.arithmetics) this.mark(choice.arithmetics);
     }
     // After a lost connection the rounds of what was missed are not told; the sum at the end counts all tokens.
     this.tokens = chunk.usage?.completion_tokens ?? this.tokens;
@@ -85,6 +86,14 @@ export class Run {
     span.tabIndex = this.output.childElementCount ? -1 : 0;
     span.note = describe(text, origin, drafters, round);
     this.output.append(span);
+  }
+
+  /** Says where a text went on with another arithmetic: it is none of theirs alone. */
+  mark(spans) {
+    const changes = spans.map(({ arithmetic, offset }) => `${arithmetic} from token ${offset}`).join(", ");
+    const note = this.root.querySelector(".mixed");
+    note.textContent = `Mixed text: ${changes}.`;
+    note.hidden = false;
   }
 
   move(event) {

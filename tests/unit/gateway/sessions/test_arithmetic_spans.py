@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gateway.sessions.arithmetic import (
     MOST_SPANS,
-    Span,
     Spans,
+    WrittenSpan,
     chosen,
     cut,
     opened,
@@ -81,13 +81,13 @@ def test_a_record_holds_a_bounded_number_of_spans_and_the_first_and_last_of_them
 
 def test_a_session_that_was_chosen_a_verifier_and_has_no_token_goes_anywhere() -> None:
     assert wanted(written(chosen("a"), 0)) == ""
-    assert opened(chosen("a"), 0, "b") == (Span("b", 0),)
+    assert opened(chosen("a"), 0, "b") == (WrittenSpan("b", 0),)
     assert opened(chosen("a"), 0, "a") == chosen("a")  # nothing to write
 
 
 def test_a_move_that_wrote_nothing_is_forgotten() -> None:
     moved = opened(chosen("a"), 5, "b")
-    assert moved == (Span("a", 0), Span("b", 5))
+    assert moved == (WrittenSpan("a", 0), WrittenSpan("b", 5))
     assert wanted(written(moved, 5)) == "a" and opened(moved, 5, "a") == chosen("a")
     assert wanted(written(moved, 6)) == "b"
 
@@ -95,7 +95,7 @@ def test_a_move_that_wrote_nothing_is_forgotten() -> None:
 def test_a_rollback_behind_a_change_returns_to_the_first_author() -> None:
     mixed = opened(chosen("a"), 5, "b")
     assert wanted(cut(mixed, 5, 0)) == "a" and wanted(cut(mixed, 6, 3)) == "b"
-    assert cut(mixed, 0, 2) == (Span("", 2),)  # the client's tokens alone: anyone may go on
+    assert cut(mixed, 0, 2) == (WrittenSpan("", 2),)  # the client's tokens alone: anyone may go on
 
 
 def test_records_of_older_gateways_have_no_spans_and_get_none() -> None:
@@ -106,6 +106,6 @@ def test_a_record_is_the_same_request_whatever_computes_it() -> None:
     params = gateway_pb2.StoredRequest(model="m", max_tokens=4).SerializeToString(deterministic=True)
     first, second = with_spans(params, chosen("a")), with_spans(params, opened(chosen("a"), 2, "b"))
     assert first != second and same_request(first, second) and same_request(params, first)
-    assert spans_of(second) == (Span("a", 0), Span("b", 2)) and with_spans(second, ()) == params
+    assert spans_of(second) == (WrittenSpan("a", 0), WrittenSpan("b", 2)) and with_spans(second, ()) == params
     other = gateway_pb2.StoredRequest(model="m", max_tokens=5).SerializeToString(deterministic=True)
     assert not same_request(first, with_spans(other, chosen("a")))

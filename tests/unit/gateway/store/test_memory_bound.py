@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from gateway.store.memory import ENTRY_BYTES, MemoryBackend, MemoryStore
@@ -11,17 +13,18 @@ from slipstream.errors import NotFound, ResourceExhausted
 SESSIONS = 8
 TOKENS = 1000
 SIZE = ENTRY_BYTES + 4 * TOKENS
+"""Bytes of a record; one with a tenant's letter has 3 less."""
 
 
-def record(name: str) -> SessionRecord:
-    return SessionRecord(name, 1, b"", 1, (7,) * TOKENS)
+def record(name: str, tenant: str = "") -> SessionRecord:
+    return SessionRecord(name, 1, tenant.encode(), 1, (7,) * (TOKENS - len(tenant)))
 
 
 class Store(MemoryStore):
     """Room for SESSIONS records of TOKENS tokens."""
 
     def __init__(self) -> None:
-        self.memory = MemoryBackend(lambda: 0.0, SESSIONS * SIZE)
+        self.memory = MemoryBackend(lambda: 0.0, SESSIONS * SIZE, lambda params: params.decode()[:1])
         super().__init__(self.memory, owner="a", ttl_s=60.0, lease_s=60.0)
 
     @property
@@ -87,3 +90,35 @@ async def test_a_session_that_is_taken_up_again_is_not_dropped() -> None:
     await store.takeover("0")
     await store.create(record("more"))
     assert "0" in store.memory.entries and "1" not in store.memory.entries
+
+
+async def test_a_tenant_that_fills_the_store_drops_its_own_sessions_and_not_another_s() -> None:
+    store = Store()
+    for number, end in enumerate(("finish", "release", "release")):
+        await store.create(record(f"b{number}", "b"))
+        await (store.finish(f"b{number}", 1, b"e") if end == "finish" else store.release(f"b{number}", 1))
+    for number in range(50):
+        await store.create(record(f"a{number}", "a"))
+        await (store.finish(f"a{number}", 1, b"e") if number % 2 else store.release(f"a{number}", 1))
+    assert {"b0", "b1", "b2"} <= store.memory.entries.keys()
+    assert len(store.memory.entries) >= SESSIONS - 1
+    for number in range(SESSIONS - 1):  # the other one gets its half, and whichever of the hog's ended is dropped first
+        await store.create(record(f"c{number}", "c"))
+        await store.release(f"c{number}", 1)
+    counts = Counter(name[0] for name in store.memory.entries)
+    assert counts["b"] >= 2 and counts["a"] >= 2 and counts["c"] >= 2
+
+
+async def test_a_tenant_whose_sessions_all_run_is_refused_rather_than_another_s_dropped() -> None:
+    store = Store()
+    await store.create(record("b", "b"))
+    await store.release("b", 1)
+    for number in range(SESSIONS - 1):
+        await store.create(record(f"a{number}", "a"))
+    for refused in (store.create(record("more", "a")), store.append("a3", 1, TOKENS - 1, [1] * 20)):
+        with pytest.raises(ResourceExhausted):
+            await refused
+    assert "b" in store.memory.entries
+    await store.finish("a0", 1, b"")
+    await store.create(record("b2", "b"))  # of the tenant that holds the most
+    assert "a0" not in store.memory.entries and "b" in store.memory.entries

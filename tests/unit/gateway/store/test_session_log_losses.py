@@ -248,7 +248,7 @@ async def test_an_owner_whose_next_epoch_was_interrupted_does_not_overrule_a_lat
     async def interrupted(*_: Any) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(old, "append", interrupted)
+    monkeypatch.setattr(old, "truncate", interrupted)
     with pytest.raises(asyncio.CancelledError):
         await log.raise_epoch()
     with pytest.raises(Aborted):

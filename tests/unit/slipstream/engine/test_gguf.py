@@ -23,6 +23,7 @@ from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.tokenizer import gguf_folder
 from slipstream.tokenizer.chat_template_source import load_chat_template
 from slipstream.tokenizer.vocabulary import check_folder, eos_token_ids, is_local, load_tokenizer, model_folder
+from slipstream.user_cache import cache_folder
 from tests.gguf_files import header, random_model, save_gguf, vocabulary
 
 TOKENS = torch.randint(2, 200, (1, 40), generator=torch.Generator().manual_seed(1))
@@ -195,7 +196,7 @@ def test_a_file_is_converted_once_by_its_content(tmp_path: Path, monkeypatch: py
     (tmp_path / "m.gguf").write_bytes(b"GGUF two, longer")
     model_folder(str(tmp_path / "m.gguf"))
     assert len(calls) == 2
-    assert not list(gguf_folder.cache_folder().rglob("part-*"))
+    assert not list(cache_folder(gguf_folder.CACHE).rglob("part-*"))
 
 
 def test_a_failed_conversion_leaves_nothing_and_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ def test_a_failed_conversion_leaves_nothing_and_is_typed(tmp_path: Path, monkeyp
     (tmp_path / "m.gguf").write_bytes(b"no such thing")
     with pytest.raises(FailedPrecondition, match="no GGUF file"):
         model_folder(str(tmp_path / "m.gguf"))
-    assert not [each for each in gguf_folder.cache_folder().rglob("*") if each.is_dir() and each.name == "m"]
+    assert not [each for each in cache_folder(gguf_folder.CACHE).rglob("*") if each.is_dir() and each.name == "m"]
     with pytest.raises(NotFound, match="no file"):
         check_folder("missing.gguf")
     assert is_local("missing.gguf") and not is_local("owner/name")

@@ -15,9 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.engine.sampler.coupled_sampling import choose
 from slipstream.engine.sampler.logits_processor import SampledRow, process
 from slipstream.engine.sampler.token_history import TokenHistory
-from slipstream.errors import OutOfRange
+from slipstream.errors import InvalidArgument, OutOfRange
 from slipstream.speculation.sampling_params import SamplingParams
 
 VOCABULARY = 40
@@ -217,3 +218,38 @@ def test_a_mask_comes_before_everything_else(
     masked = process(logits, rows)
     assert torch.equal(masked, process(plain, [replace(row, mask=None) for row in rows]))
     assert torch.equal(logits, before)
+
+
+def numbers(low: float, high: float) -> st.SearchStrategy[float]:
+    """The range, its ends and what is near them, and what is near 0 in float32 and in float64."""
+    edges = [low, high, 5e-324, 1e-310, 1e-50, 1e-40, 1e-38, 1.2e-38, 1e-30, 1e-20, 1e-7]
+    return st.sampled_from([*edges, *(-each for each in edges)]) | st.floats(low, high, allow_subnormal=True)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.floats(-6e4, 6e4, width=32), min_size=3, max_size=12),
+    st.fixed_dictionaries(
+        {
+            "temperature": numbers(0.0, 100.0),
+            "top_p": numbers(0.0, 1.0),
+            "min_p": numbers(0.0, 1.0),
+            "repetition_penalty": numbers(0.0, 100.0),
+            "presence_penalty": numbers(-2.0, 2.0),
+            "frequency_penalty": numbers(-2.0, 2.0),
+        }
+    ),
+    numbers(-100.0, 100.0),
+)
+def test_numbers_at_the_ends_of_their_ranges_are_refused_or_choose_a_token(
+    logits: list[float], given_: dict[str, float], bias: float
+) -> None:
+    try:
+        sampling = SamplingParams(**given_, logit_bias={1: bias}, seed=7)
+    except InvalidArgument:
+        return
+    history = TokenHistory([0, 1])
+    history.append([2])
+    row = SampledRow(sampling, history)
+    tokens, broken = choose(process(torch.tensor([logits]), [row]), [sampling.greedy], [7], [3])
+    assert not broken.any() and 0 <= int(tokens[0]) < len(logits)

@@ -39,8 +39,8 @@ def test_texts_of_a_corpus_do_not_run_into_each_other() -> None:
     assert likeliest_tree(corpus.matchers([1, 2]), 4, 2, 0.0) == []
 
 
-def of(corpora: Corpora, salt: str) -> Corpus:
-    corpus = corpora.find_corpus(salt)
+def of(corpora: Corpora, salt: str, tenant: str = "") -> Corpus:
+    corpus = corpora.find_corpus(salt, tenant)
     assert corpus is not None
     return corpus
 
@@ -67,6 +67,14 @@ def test_the_tenant_that_was_away_longest_is_dropped() -> None:
     corpora.find_corpus("green")
     assert corpora.find_corpus("red") is red
     assert corpora.find_corpus("blue") is not blue
+
+
+def test_a_tenant_with_many_salts_drops_its_own_corpora() -> None:
+    corpora = Corpora(100, max_tenants=4)
+    kept = [of(corpora, salt, "me") for salt in ("one", "two")]
+    for number in range(20):
+        corpora.find_corpus(f"another {number}", "another")
+    assert [of(corpora, salt, "me") for salt in ("one", "two")] == kept
 
 
 def test_impossible_bounds_are_refused() -> None:

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, models
 
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
-from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, MaskBudget, allows
+from slipstream.tokenizer.grammar import KEPT, Cursor, Grammar, Grammars, MaskBudget, allows
 from slipstream.tokenizer.structured_output import MAX_BYTES, StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
-from tests.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, grammars, place, spelled, tokenizer
+from tests.grammars import AMBIGUOUS, END, LANGUAGES, VOCABULARY, allowed, compiled, grammars, place, spelled, tokenizer
 
 NAMES = st.sampled_from(sorted(LANGUAGES))
 
@@ -305,3 +305,15 @@ def test_nothing_and_a_false_wish_on_the_wire() -> None:
     assert proto_conversion.structure_from_proto(types_pb2.StructuredOutput()) is None
     with pytest.raises(InvalidArgument, match="json_object"):
         proto_conversion.structure_from_proto(types_pb2.StructuredOutput(json_object=False))
+
+
+def test_a_tenant_with_many_grammars_takes_none_of_another_s_out_of_the_cache() -> None:
+    known = Grammars(tokenizer, fingerprint(tokenizer()), VOCABULARY, (END,))
+
+    def compile_for(tenant: str, number: int) -> Grammar:
+        return known.compile(StructuredOutput("regex", f"x{{{number}}}"), tenant, tenant).result()
+
+    mine = [compile_for("me", number) for number in range(1, 4)]
+    for number in range(1, KEPT + 20):
+        compile_for("another", number)
+    assert [compile_for("me", number) for number in range(1, 4)] == mine

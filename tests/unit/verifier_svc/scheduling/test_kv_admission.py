@@ -341,3 +341,23 @@ def test_prompts_that_begin_alike_are_read_once() -> None:
     salted = world.add(session(2, prompt, salt="else"))
     world.turns()
     assert salted.computed == 0
+
+
+def test_a_session_waits_for_memory_once_it_found_no_room_and_not_before_it_was_tried() -> None:
+    """Gateways send new sessions elsewhere while there are any."""
+    world = World()
+    first = world.add(session(0, [1] * (LONGEST - SIZE)))
+    assert (world.admission.waiting, world.admission.refused) == (1, 0)  # as while a step runs
+    world.step()
+    second = world.add(session(1, [2] * SIZE))
+    assert world.admission.refused == 0
+    world.step()
+    assert first.sequence is not None and second.sequence is None and world.admission.refused == 1
+    world.add(session(2, [2] * SIZE))
+    assert world.admission.refused == 1
+    world.step()
+    assert world.admission.refused == 2
+    world.end(first)
+    assert world.admission.refused == 2
+    world.step()
+    assert world.admission.refused == 0 == world.admission.waiting

@@ -1,8 +1,5 @@
-"""Small results that are kept between starts: digests of weights, trials that passed.
-
-They lie in `slipstream` in XDG_CACHE_HOME, which is `~/.cache` where it is not set. Where nothing may be written, as
-in a container with a read-only root, each start computes them anew.
-"""
+"""The user's cache: small results that are kept between starts (digests of weights, trials that passed), and converted
+models. Where nothing may be written, as in a container with a read-only root, small results are computed anew."""
 
 from __future__ import annotations
 
@@ -12,10 +9,15 @@ import os
 from pathlib import Path
 
 
+def cache_folder(kind: str) -> Path:
+    """`slipstream/KIND` in XDG_CACHE_HOME, which is `~/.cache` where it is not set; it may not be there."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "slipstream" / kind
+
+
 def cache_file(kind: str, question: str) -> Path:
     """The file of the result that answers `question`, a text of any length; it may not be there."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "slipstream" / kind / hashlib.sha256(question.encode()).hexdigest()
+    return cache_folder(kind) / hashlib.sha256(question.encode()).hexdigest()
 
 
 def keep(file: Path, text: str) -> None:

@@ -1,0 +1,35 @@
+"""SmolLM2 in a GGUF file is the checkpoint: the same tokens, the same tokenizer and chat template."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.engine.factory import open_engine
+from slipstream.tokenizer.vocabulary import load_tokenizer
+from tests.greedy import greedy
+from tests.real_model.conftest import ROOT
+from tests.real_model.prompts import OWN, encoded
+
+TOKENS = 12
+
+
+@pytest.mark.timeout(900)
+def test_smollm2_in_a_gguf_file_writes_the_checkpoint_s_texts(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "smollm2.gguf"
+    command = [sys.executable, "-m", "benchmarks.peers.export_gguf", str(smollm2), str(file), "bf16"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    prompts = encoded(smollm2, OWN[:3])
+    tokenizer = load_tokenizer(str(file))
+    assert [tokenizer.encode(prompt).ids for prompt in OWN[:3]] == prompts
+    texts = []
+    for model in (smollm2, file):
+        engine = open_engine(str(model), "float32", kv_tokens=2048)
+        texts.append([greedy(engine, prompt, TOKENS) for prompt in prompts])
+    assert texts[0] == texts[1]

@@ -1,0 +1,60 @@
+"""The arithmetic that a verifier on vLLM announces, where a stand-in has what is read of vLLM's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.models.checkpoint import describe_checkpoint
+from slipstream.rpc.proto_conversion import model_to_proto
+from tests.checkpoints import other_weights, save_checkpoint
+from verifier_svc.config import VerifierConfig
+from verifier_svc.execution.vllm import engine_core
+from verifier_svc.execution.vllm.executor import VLLMExecutor
+
+Announced = Callable[..., Any]
+"""(description, dtype, quantization) -> the ModelInfo that GetModel returns."""
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
+    def announce(described: ModelInfo, dtype: str, quantization: str | None = None) -> Any:
+        spec = type("FullAttentionSpec", (), {"sliding_window": None, "attention_chunk_size": None})()
+        groups = [SimpleNamespace(kv_cache_spec=spec)]
+        config = SimpleNamespace(
+            model_config=SimpleNamespace(dtype=f"torch.{dtype}", quantization=quantization),
+            cache_config=SimpleNamespace(num_gpu_blocks=64, block_size=16),
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
+        )
+        core = SimpleNamespace(
+            vllm_config=config,
+            scheduler=SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups)),
+            model_executor=SimpleNamespace(workers=[]),
+        )
+        monkeypatch.setattr(engine_core, "prepare_vllm", lambda _: None)
+        monkeypatch.setattr(engine_core.EngineCore, "_open", lambda *_: core)
+        monkeypatch.setattr(engine_core.EngineCore, "_watch", lambda _: None)
+        return model_to_proto(VLLMExecutor(VerifierConfig(model="any", engine="vllm"), described).model)
+
+    return announce
+
+
+def test_it_names_weights_and_type_and_promises_the_distribution(announced: Announced, tmp_path: Any) -> None:
+    save_checkpoint("llama", tmp_path / "one")
+    described = describe_checkpoint(str(tmp_path / "one"))
+    model = announced(described, "bfloat16")
+    weights = described.revision.removeprefix("local-")[:12]
+    assert model.arithmetic == f"{weights}/bfloat16/vllm"
+    assert (model.batch_invariant, model.dtype) == (False, "bfloat16")
+    assert announced(described, "float16", "awq").arithmetic == f"{weights}/awq-float16/vllm"
+
+
+def test_it_is_another_one_for_other_weights_and_not_for_other_settings(announced: Announced, tmp_path: Any) -> None:
+    save_checkpoint("llama", tmp_path / "one")
+    folders = tmp_path / "one", other_weights(tmp_path / "one", tmp_path / "two")
+    one, two = (announced(describe_checkpoint(str(folder)), "bfloat16").arithmetic for folder in folders)
+    assert one != two and one.split("/")[1:] == two.split("/")[1:]
