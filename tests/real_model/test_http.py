@@ -115,7 +115,7 @@ async def test_tools_are_refused_because_the_template_takes_none(fleet: Fleet) -
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_a_context_of_eight_thousand_tokens_is_read_whole(client: openai.AsyncOpenAI) -> None:
-    sentences = [f"Entry {number}: the value of item {number} is {number * 7919 % 1000}." for number in range(365)]
+    sentences = [f"Entry {number}: the value of item {number} is {number * 7919 % 1000}." for number in range(400)]
     asked = chat(" ".join(sentences) + " Summarise the entries.", temperature=0.0, max_tokens=64)
     made = await client.chat.completions.create(**asked, extra_body=PLAIN)
     assert made.usage is not None and CONTEXT - 700 < made.usage.prompt_tokens < CONTEXT - 64
