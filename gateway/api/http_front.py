@@ -92,9 +92,8 @@ def _most_bytes(parts: HttpDependencies, path: str) -> int:
     """What the caller's own limits leave of a body: longer texts than any model, and the caller's key, take are of no
     use, unless they are only to be counted."""
     most, longest = parts.config.max_prompt_bytes, parts.tokenizer.longest_token
-    lengths = [model.max_length for model in parts.router.models().values()]
-    if lengths and longest and path not in COUNTING:
-        most = min(most, longest * caller().most_prompt(max(lengths)))
+    if longest and (length := parts.router.longest) and path not in COUNTING:
+        most = min(most, longest * caller().most_prompt(length))
     return _body_bytes(most)
 
 

@@ -100,6 +100,11 @@ class Router:
         """Whether a verifier can serve."""
         return any(verifier.ready for verifier in self.verifiers)
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text of any model; 0 while no verifier is known."""
+        return max((each.model.max_length for each in self.verifiers if each.model is not None), default=0)
+
     def models(self) -> dict[str, types_pb2.ModelInfo]:
         """The models served, by name: of several weights the newest. Raises Unavailable while no verifier is known."""
         names = [verifier.model.name for verifier in self.verifiers if verifier.model is not None]

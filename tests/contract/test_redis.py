@@ -160,8 +160,8 @@ async def test_a_cluster_holds_sessions_on_all_its_nodes_and_misses_those_of_a_d
                 assert (taken.epoch, taken.tokens) == (3, (*PROMPT, 7))
                 assert await outcome(first.append(made.id, 2, 4, [9])) == "Aborted"
                 quota = RedisQuota(client, gateway="g", lease_s=60)
-                demand = Demand(tokens=60, tokens_per_minute=100)
-                assert [(await quota.charge(made.id, demand))[0] for _ in range(2)] == ["", "tokens"]
+                demands = [Demand(tokens=60, all_tokens=total, tokens_per_minute=100) for total in (60, 120)]
+                assert [(await quota.charge(made.id, demand))[0] for demand in demands] == ["", "tokens"]
             assert all(node.ask("DBSIZE") for node in nodes)
             for node, most in zip(nodes, (1 << 30, 1 << 26, 1 << 28), strict=True):
                 node.ask("CONFIG", "SET", "maxmemory", most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -231,7 +231,9 @@ async def test_what_a_client_takes_while_its_session_waits_for_a_verifier_is_cre
     front = await setting.front(setting.verifier(limit=9), credit_tokens=16)
     sessions, reborn = front.gateway.sessions, setting.verifier()
     async with AsyncExitStack() as stack:
-        stream = await sessions._start_session(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40), b"")
+        stream = await sessions._start_session(
+            gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40), None, None
+        )
         events = await stack.enter_async_context(aclosing(stream.follow()))
         await anext(events)
         while len(stream.tokens) < 9:
@@ -261,11 +263,10 @@ async def test_a_session_that_is_cancelled_between_two_verifiers_is_opened_on_no
     class Waiting(MemoryStore):
         asked, gate = asyncio.Event(), asyncio.Event()
 
-        async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
-            if not tokens:  # the next epoch
-                self.asked.set()
-                await self.gate.wait()
-            await super().append(session, epoch, start, tokens)
+        async def truncate(self, *asked: Any) -> None:  # the next epoch
+            self.asked.set()
+            await self.gate.wait()
+            await super().truncate(*asked)
 
     store = Waiting(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(limit=9), setting.verifier(limit=9), store=store)

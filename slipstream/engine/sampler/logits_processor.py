@@ -277,4 +277,4 @@ def _row_sums(weights: Tensor) -> Tensor:
     """
     if not weights.is_cpu:
         return weights.sum(dim=-1, dtype=torch.float64)
-    return torch.tensor([row.sum(dtype=np.float64) for row in weights.detach().numpy()], dtype=torch.float64)
+    return torch.from_numpy(weights.detach().double().numpy().sum(axis=-1))

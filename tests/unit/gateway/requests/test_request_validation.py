@@ -131,11 +131,11 @@ async def test_hints_that_cannot_be_right_are_refused(asked: dict[str, Any], rea
 TOKENS = st.lists(st.integers(0, 49), max_size=4)
 SAMPLINGS = st.builds(
     gateway_pb2.SamplingOptions,
-    temperature=st.none() | st.floats(0, 100),
+    temperature=st.none() | st.just(0.0) | st.floats(1e-38, 100),
     top_k=st.none() | st.integers(0, 2**32 - 1),
     top_p=st.none() | st.floats(0, 1, exclude_min=True),
     min_p=st.none() | st.floats(0, 1),
-    repetition_penalty=st.none() | st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.none() | st.floats(1e-30, 100),
     presence_penalty=st.none() | st.floats(-2, 2),
     frequency_penalty=st.none() | st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 49), st.floats(-100, 100), max_size=3),

@@ -20,11 +20,11 @@ from slipstream.v1 import types_pb2, verifier_pb2
 
 SAMPLINGS = st.builds(
     SamplingParams,
-    temperature=st.floats(0, 100),
+    temperature=st.just(0.0) | st.floats(1e-38, 100),
     top_k=st.integers(0, 2**32 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(1e-30, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=5),
