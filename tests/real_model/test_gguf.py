@@ -16,6 +16,7 @@ from tests.real_model.prompts import OWN, encoded
 TOKENS = 12
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_smollm2_in_a_gguf_file_writes_the_checkpoint_s_texts(
     smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
