@@ -73,9 +73,9 @@ test-machines: setup ## The engine and exactness as on a CPU without AVX-512 (un
 
 # The sources with the compiled modules of a wheel beside them: Python takes those first.
 COMPILED := build/compiled
+COPY_SOURCES = rm -rf $(1) && mkdir -p $(1) && git ls-files -z | xargs -0 cp --parents -P -t $(1)
 test-compiled: setup ## What mypyc compiles for wheels and images, and exactness with it (under 4 minutes on two cores)
-	rm -rf build && mkdir -p $(COMPILED)
-	git ls-files -z | xargs -0 cp --parents -P -t $(COMPILED)
+	$(call COPY_SOURCES,$(COMPILED))
 	SLIPSTREAM_COMPILE=1 $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(COMPILED)/wheel .
 	cd $(COMPILED) && $(abspath $(BIN))/python -m zipfile -e wheel/*.whl unpacked && cd unpacked \
 		&& find . -name '*.so' -exec cp --parents -t .. {} +
@@ -88,8 +88,7 @@ SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 KERNEL_TESTS := $(patsubst %,tests/unit/slipstream/engine/test_%.py,linear norms race ranking batch_invariant)
 sanitize: setup ## The kernels' tests under the address and undefined-behaviour sanitizers (needs gcc)
-	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
-	git ls-files -z | xargs -0 cp --parents -P -t $(SANITIZED)
+	$(call COPY_SOURCES,$(SANITIZED))
 	cd $(SANITIZED) && CFLAGS="$(SANITIZERS) -g -O1" LDFLAGS="$(SANITIZERS)" $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	nm $(SANITIZED)/slipstream/engine/kernels/_kernels*.so | grep -q __asan_report
 	cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \

@@ -23,7 +23,7 @@ from gateway.store.measured import MeasuredStore
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
-from gateway.work.frames import Frame
+from gateway.work.frames import JobFrame
 from gateway.work.processes import ProcessSource
 from gateway.work.tenant_work import TenantWork
 from slipstream.rpc.multiplexed_stream import ByteCounter
@@ -109,7 +109,7 @@ def scrape() -> tuple[Case, Case]:
     router = SimpleNamespace(verifiers=[], drafters=[], pools=(), clock=time.monotonic)
     store = MeasuredStore(MemoryStore(MemoryBackend(), owner="me", ttl_s=60.0, lease_s=10.0))
     server = SimpleNamespace(errors={})
-    work = TenantWork(ProcessSource("nothing", lambda: Frame({})), processes=1, most_bytes=1)
+    work = TenantWork(ProcessSource("nothing", lambda: JobFrame({})), processes=1, most_bytes=1)
     collector = metrics_collector(MetricsParts(config, meters, router, store, None, ByteCounter(), server, work))  # type: ignore[arg-type]
     collector.read()
     return collector.read, lambda: generate_latest(collector.registry)

@@ -139,7 +139,7 @@ class FairQueue(Generic[T]):
         self._running += Counter()  # drops those that run nothing
 
     def remove(self, tenant: str, job: T) -> bool:
-        """Take a job out that nobody waits for any more; whether it was still in the queue."""
+        """Take a job out whose client has left. Returns whether it was still in the queue."""
         jobs = self._waiting.get(tenant, deque())
         found = next((each for each in jobs if each[0] is job), None)
         if found is None:

@@ -6,27 +6,27 @@ import os
 import signal
 import time
 
-from gateway.work.frames import Frame
+from gateway.work.frames import JobFrame
 from gateway.work.server import Handlers, serve
 from slipstream.errors import InvalidArgument
 
 
-def load(setup: Frame) -> Handlers:
-    def echo(job: Frame) -> Frame:
+def load(setup: JobFrame) -> Handlers:
+    def echo(job: JobFrame) -> JobFrame:
         about = {"pid": os.getpid(), "parent": os.getppid(), "nice": os.nice(0)}
-        return Frame(about, bytes(setup.body) + bytes(job.body))
+        return JobFrame(about, bytes(setup.body) + bytes(job.body))
 
     return {"encode": echo, "chat": wait, "decode": misbehave}
 
 
-def wait(job: Frame) -> Frame:
+def wait(job: JobFrame) -> JobFrame:
     """Until the file that the job names is there."""
     while not os.path.exists(bytes(job.body)):
         time.sleep(0.002)
-    return Frame({})
+    return JobFrame({})
 
 
-def misbehave(job: Frame) -> Frame:
+def misbehave(job: JobFrame) -> JobFrame:
     match bytes(job.body):
         case b"refuse":
             raise InvalidArgument("no", reason="NO")
@@ -35,7 +35,7 @@ def misbehave(job: Frame) -> Frame:
         case b"die":
             os.kill(os.getpid(), signal.SIGKILL)
         case b"grow":
-            return Frame({}, bytes(4 << 30))
+            return JobFrame({}, bytes(4 << 30))
     while True:
         pass
 

@@ -23,7 +23,7 @@ from slipstream.proposers.base import HiddenNeed, HiddenRows
 from verifier_svc.session import Session
 
 MOST_BYTES = 1 << 30
-"""Of rows that wait for methods: a prompt of 32,000 tokens for three layers of an 8 B model and its last one."""
+"""Bytes of rows that wait for methods: a prompt of 32,000 tokens for three layers of an 8 B model and its last one."""
 
 
 class ComputedRows(NamedTuple):

@@ -106,10 +106,7 @@ class Tenant:
     def check_room(self, tokens: int, sessions: int) -> None:
         """Raises what `admit` would raise for so many tokens and sessions as this gateway counts them; takes none."""
         self._check_fits(tokens)
-        if self.limits.sessions and self.sessions + sessions > self.limits.sessions:
-            raise self._refusal("sessions", 0.0)
-        if wait := self._tokens.wait_s(tokens, self._clock()):
-            raise self._refusal("tokens", wait)
+        self._check(0, tokens, sessions)
 
     def most_output(self, asked: int | None, default: int) -> int:
         """The limit on a request's output tokens. Raises InvalidArgument for more than the key may ever request."""

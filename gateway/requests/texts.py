@@ -15,7 +15,7 @@ Encode = Callable[[int], Awaitable[Sequence[int]]]
 """Token ids; may refuse a text of more than so many."""
 
 
-class Text:
+class RequestText:
     """A prompt or a prediction."""
 
     def __init__(self, least: int, encode: Encode, *, short: bool = False) -> None:
@@ -52,32 +52,32 @@ class Room:
 
 @dataclass(slots=True, eq=False)
 class Texts:
-    """What one session is to be written from."""
+    """The texts that one session begins with."""
 
-    prompt: Text
-    prediction: Text | None = None
+    prompt: RequestText
+    prediction: RequestText | None = None
     """None: nothing is predicted, or the request itself says what."""
     choices: int = 1
     """Choices of this prompt."""
     room: Room = field(default_factory=Room)
-    """Of the whole request."""
+    """The whole request's."""
 
 
-def text_of(tokenizer: Tokenizer, text: str) -> Text:
+def text_of(tokenizer: Tokenizer, text: str) -> RequestText:
     """A prompt. Raises InvalidArgument for a text above the size limit."""
-    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode(text), short=is_short(text))
+    return RequestText(tokenizer.least_tokens(text), lambda _: tokenizer.encode(text), short=is_short(text))
 
 
-def part_of(tokenizer: Tokenizer, text: str) -> Text:
+def part_of(tokenizer: Tokenizer, text: str) -> RequestText:
     """A prediction, which begins in the middle of a text. Raises InvalidArgument for a text above the size limit."""
-    return Text(tokenizer.least_tokens(text), lambda _: tokenizer.encode_middle(text), short=is_short(text))
+    return RequestText(tokenizer.least_tokens(text), lambda _: tokenizer.encode_middle(text), short=is_short(text))
 
 
-def tokens_of(tokens: Sequence[int]) -> Text:
+def tokens_of(tokens: Sequence[int]) -> RequestText:
     async def given(_: int) -> Sequence[int]:
         return tokens
 
-    return Text(len(tokens), given, short=True)
+    return RequestText(len(tokens), given, short=True)
 
 
 def chat_of(
@@ -85,12 +85,12 @@ def chat_of(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
-) -> Text:
+) -> RequestText:
     """A conversation, of which templates may leave anything out."""
     short = is_short([messages, tools, variables])
-    return Text(1, lambda most: tokenizer.encode_chat(messages, tools, variables, most), short=short)
+    return RequestText(1, lambda most: tokenizer.encode_chat(messages, tools, variables, most), short=short)
 
 
-def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> Text:
+def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> RequestText:
     """A conversation as gRPC's clients send it."""
-    return Text(1, lambda most: tokenizer.encode_message(chat, most))
+    return RequestText(1, lambda most: tokenizer.encode_message(chat, most))

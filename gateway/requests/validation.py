@@ -10,7 +10,7 @@ from typing import TypeAlias
 from gateway.auth.tenant import Tenant, caller
 from gateway.config import GatewayConfig
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.requests.texts import Text, Texts, message_of, part_of, text_of, tokens_of
+from gateway.requests.texts import RequestText, Texts, message_of, part_of, text_of, tokens_of
 from gateway.routing.experiment import Arm
 from gateway.routing.router import DrafterRequirements, Router
 from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
@@ -190,7 +190,7 @@ class RequestValidator:
             return Texts(message_of(self._tokenizer, request.chat))
         return Texts(text_of(self._tokenizer, request.prompt) if request.prompt else tokens_of([]))
 
-    def _predicted(self, asked: gateway_pb2.Prediction) -> Text:
+    def _predicted(self, asked: gateway_pb2.Prediction) -> RequestText:
         """The request's own prediction; empty where nothing is predicted."""
         if asked.WhichOneof("content") == "text" and asked.text:
             return part_of(self._tokenizer, asked.text)
@@ -257,7 +257,7 @@ class RequestValidator:
         return min(rule.max_draft_tokens or limit, limit)
 
 
-def _check_room(texts: Texts, predicted: Text, model: types_pb2.ModelInfo, tenant: Tenant) -> None:
+def _check_room(texts: Texts, predicted: RequestText, model: types_pb2.ModelInfo, tenant: Tenant) -> None:
     """Raises a typed error for texts that are too long however they are encoded, and for a tenant without room for the
     request. Most of what is refused is refused here, for nothing."""
     _check_prompt_length(texts.prompt.least, model, "at least ")

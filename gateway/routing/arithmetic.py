@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from slipstream.v1 import types_pb2
 
 MOST_CHARACTERS = 256
-"""Of a name that a worker announces: longer ones are cut."""
+"""Length of a name that a worker announces: longer ones are cut."""
 
 
 class Pooled(Protocol):

@@ -310,7 +310,7 @@ class SessionRegistry:
             return await self._ownership.cut(record, record.prompt_length + output, edit, params)
 
     def _first_spans(self, resolved: ResolvedRequest) -> Spans:
-        """Of a new session: the arithmetic of the verifier that it will be opened on, unless that changes by then."""
+        """The arithmetic of the verifier that a new session will be opened on, unless that changes by then."""
         prefixes = prefix_hashes(resolved.prompt, resolved.salt)
         verifier = self._context.router.choose_verifier(resolved.model.name, (), prefixes)
         return chosen("" if verifier is None else verifier.arithmetic)

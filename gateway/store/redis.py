@@ -336,7 +336,7 @@ class RedisQuota:
         self._clock = clock
         self._script = client.register_script(source("quota.lua"))
         self._numbers = itertools.count(1)
-        """Of charges: what is repeated is carried out once, and what comes late not at all."""
+        """Numbers charges: one that is repeated is carried out once, and one that comes late not at all."""
         self._next_try = 0.0
 
     async def charge(self, key: str, demand: Demand) -> tuple[str, float]:

@@ -5,6 +5,7 @@ ones (`gateway.text.worker`), with the same tokenizer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -87,6 +88,13 @@ class TextEncoding:
             raise InvalidArgument(f"The model has tokens below {below}.", reason="TOKEN_OUT_OF_RANGE")
         return self.decoder.whole(tokens)
 
+    def tokenized(self, tokens: Sequence[int], *, texts: bool, max_length: int) -> bytes:
+        """The answer of `/tokenize` in JSON. `texts`: with the text of each token."""
+        answer: dict[str, Any] = {"count": len(tokens), "max_model_len": max_length, "tokens": list(tokens)}
+        if texts:
+            answer["token_strs"] = [self.shown(token).text for token in tokens]
+        return json.dumps(answer).encode()
+
     def shown(self, token: int) -> gateway_pb2.TokenText:
         """The text and bytes of one token."""
         return self.decoder.text_of(token)
@@ -97,11 +105,3 @@ class TextEncoding:
 
     def _joined(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.shown(token).bytes for token in tokens)
-
-
-def tokenized(tokens: Sequence[int], text_of: Callable[[int], str] | None, max_length: int) -> dict[str, Any]:
-    """What `/tokenize` answers. `text_of`: where the tokens' texts are asked for."""
-    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": max_length, "tokens": list(tokens)}
-    if text_of is not None:
-        answer["token_strs"] = [text_of(token) for token in tokens]
-    return answer

@@ -1,4 +1,4 @@
-"""A large body in JSON, taken apart where that delays nobody, and put together again on the event loop.
+"""A large body in JSON, taken apart in a working process, and put together again on the event loop.
 
 What takes long to parse are escapes, numbers and very many values. A working process takes long texts and lists of
 token ids out of the value, which the gateway gets as bytes, and bounds what is left.
@@ -10,7 +10,7 @@ import json
 from array import array
 from typing import Any
 
-from gateway.work.frames import Buffer, Frame
+from gateway.work.frames import Buffer, JobFrame
 
 LONG = 256
 """Characters of a text, or elements of a list of token ids, from which on it is taken out."""
@@ -41,29 +41,31 @@ def too_many_values(body: Buffer, most: int) -> str:
     return ""
 
 
-def take_apart(body: Buffer, most_values: int) -> Frame:
+def take_apart(body: Buffer, most_values: int) -> JobFrame:
     """The rest of a body's value as JSON, with what was taken out of it behind it. `not_json`: the fault and its place,
     where it is no JSON; `values`: a sentence, where there are too many; `surrogate`: true where a text is no
     Unicode."""
     if fault := too_many_values(body, most_values):
-        return Frame({"values": fault})
+        return JobFrame({"values": fault})
     taken: list[_Taken] = []
     try:
         value = _without_long(json.loads(bytes(body)), (), taken)
         rest = json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        return Frame({"not_json": [error.msg, error.pos]})
+        return JobFrame({"not_json": [error.msg, error.pos]})
     except UnicodeEncodeError:
-        return Frame({"surrogate": True})
+        return JobFrame({"surrogate": True})
     except ValueError:  # not in UTF-8, or a number of very many digits
-        return Frame({"unreadable": True})
+        return JobFrame({"unreadable": True})
     if fault := too_many_values(rest, MOST_VALUES):
-        return Frame({"values": fault})
+        return JobFrame({"values": fault})
     places = json.dumps([(place, kind, len(content)) for place, kind, content in taken]).encode()
-    return Frame({"sizes": [len(places), len(rest)]}, b"".join((places, rest, *(content for _, _, content in taken))))
+    return JobFrame(
+        {"sizes": [len(places), len(rest)]}, b"".join((places, rest, *(content for _, _, content in taken)))
+    )
 
 
-def put_together(result: Frame) -> Any:
+def put_together(result: JobFrame) -> Any:
     """The body's value. Long lists of token ids are arrays of them."""
     (first, second), view = result.head["sizes"], memoryview(result.body)
     places, value = json.loads(bytes(view[:first])), json.loads(bytes(view[first : first + second]))

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Encoder
 from gateway.text.chat_messages import read_chat
 from gateway.text.chat_template import ChatTemplate, Message
 from gateway.text.detokenizer import Detokenizer
-from gateway.text.encoding import MIDDLE, RENDERED, WHOLE, TextEncoding, tokenized
+from gateway.text.encoding import MIDDLE, RENDERED, WHOLE, TextEncoding
 from gateway.text.json_body import IDS
 from gateway.text.token_bytes import longest_token_bytes
 from gateway.work.tenant_work import TenantWork
@@ -42,7 +42,7 @@ class Tokenizer:
         chat_template: ChatTemplateSource | None = None,
         work: TenantWork | None = None,
     ) -> None:
-        """`work`: None does everything on the event loop, for callers that serve nobody else."""
+        """`work`: None does everything on the event loop, for callers with a single client."""
         self.encoding = TextEncoding(encoder, max_bytes, chat_template)
         self.work = work
         self._max_bytes = max_bytes
@@ -69,11 +69,6 @@ class Tokenizer:
     async def encode_middle(self, text: str) -> Sequence[int]:
         """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
         return await self._encode(text, MIDDLE)
-
-    async def encode_rendered(self, text: str) -> Sequence[int]:
-        """Token ids of a text that holds its special tokens already, as a chat template writes it. Raises what `encode`
-        raises."""
-        return await self._encode(text, RENDERED)
 
     async def encode_chat(
         self,
@@ -113,8 +108,7 @@ class Tokenizer:
             return bytes(await self._run("chat", body, proto=False, most_bytes=0, answer=answer))
         else:
             tokens = self.encoding.encode_chat(given, (), {})
-        text_of = (lambda token: self.shown(token).text) if texts else None
-        return json.dumps(tokenized(tokens, text_of, max_length)).encode()
+        return self.encoding.tokenized(tokens, texts=texts, max_length=max_length)
 
     async def decode(self, tokens: Sequence[int], below: int = 0) -> str:
         """The text of these tokens, without special tokens. `below`: where every id has to be; 0: they were checked.

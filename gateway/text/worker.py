@@ -11,22 +11,22 @@ from typing import Any
 from tokenizers import Tokenizer as Encoder
 
 from gateway.text.chat_messages import read_chat
-from gateway.text.encoding import TextEncoding, tokenized
+from gateway.text.encoding import TextEncoding
 from gateway.text.json_body import IDS, take_apart
-from gateway.work.frames import Buffer, Frame
+from gateway.work.frames import Buffer, JobFrame
 from gateway.work.server import Handlers, serve
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.v1 import gateway_pb2
 
 
-def setup_of(encoding: TextEncoding) -> Frame:
+def setup_of(encoding: TextEncoding) -> JobFrame:
     """What the processes need: the tokenizer as it is loaded here, whatever became of its files, and the template."""
     source = encoding.chat_template.given
     head = {"template": None if source is None else asdict(source), "most_bytes": encoding.chat_template.max_bytes}
-    return Frame(head, encoding.encoder.to_str().encode())
+    return JobFrame(head, encoding.encoder.to_str().encode())
 
 
-def load(setup: Frame) -> Handlers:
+def load(setup: JobFrame) -> Handlers:
     template = setup.head["template"]
     source = None if template is None else ChatTemplateSource(**template)
     encoding = TextEncoding(Encoder.from_str(bytes(setup.body).decode()), setup.head["most_bytes"], source)
@@ -36,8 +36,8 @@ def load(setup: Frame) -> Handlers:
         "chat": texts.chat,
         "decode": texts.decode,
         "body": lambda job: take_apart(job.body, job.head["most_values"]),
-        "deflate": lambda job: Frame({}, zlib.compress(job.body)),
-        "inflate": lambda job: Frame({}, inflated(job.body, job.head["most"])),
+        "deflate": lambda job: JobFrame({}, zlib.compress(job.body)),
+        "inflate": lambda job: JobFrame({}, inflated(job.body, job.head["most"])),
     }
 
 
@@ -45,26 +45,25 @@ class _Texts:
     def __init__(self, encoding: TextEncoding) -> None:
         self._encoding = encoding
 
-    def encode(self, job: Frame) -> Frame:
+    def encode(self, job: JobFrame) -> JobFrame:
         return self._tokens(job.head, self._encoding.encode(bytes(job.body).decode(), job.head["text"]))
 
-    def chat(self, job: Frame) -> Frame:
+    def chat(self, job: JobFrame) -> JobFrame:
         if job.head["proto"]:
             messages, tools, variables = read_chat(gateway_pb2.Chat.FromString(bytes(job.body)))
         else:
             messages, tools, variables = json.loads(bytes(job.body))
         return self._tokens(job.head, self._encoding.encode_chat(messages, tools, variables, job.head["most_bytes"]))
 
-    def decode(self, job: Frame) -> Frame:
-        return Frame({}, self._encoding.decode(array(IDS, bytes(job.body)).tolist(), job.head["below"]).encode())
+    def decode(self, job: JobFrame) -> JobFrame:
+        return JobFrame({}, self._encoding.decode(array(IDS, bytes(job.body)).tolist(), job.head["below"]).encode())
 
-    def _tokens(self, head: dict[str, Any], tokens: list[int]) -> Frame:
+    def _tokens(self, head: dict[str, Any], tokens: list[int]) -> JobFrame:
         """The tokens, or what `/tokenize` answers of them."""
         asked = head["answer"]
         if asked is None:
-            return Frame({}, array(IDS, tokens).tobytes())
-        text_of = (lambda token: self._encoding.shown(token).text) if asked["texts"] else None
-        return Frame({}, json.dumps(tokenized(tokens, text_of, asked["max_length"])).encode())
+            return JobFrame({}, array(IDS, tokens).tobytes())
+        return JobFrame({}, self._encoding.tokenized(tokens, **asked))
 
 
 def inflated(deflated: Buffer, most: int) -> bytes:

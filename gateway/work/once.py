@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Computed when it is first asked for, and given up once nobody waits for it any more."""
+    """A value that is computed when it is first asked for, and given up once no task waits for it any more."""
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
         self._make = make

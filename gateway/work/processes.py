@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.work.frames import Frame, receive_async, send_async
+from gateway.work.frames import JobFrame, receive_async, send_async
 from gateway.work.server import COMMAND, FORK, KILL, NUMBER
 
 START_S = 120.0
@@ -35,7 +35,7 @@ class WorkingProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it still waits for a job."""
+        """Whether the process still waits for a job."""
         try:
             self._line.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -44,7 +44,7 @@ class WorkingProcess:
             pass
         return False
 
-    async def ask(self, job: Frame) -> Frame:
+    async def ask(self, job: JobFrame) -> JobFrame:
         """Raises ProcessLost. Once this was cancelled, the process is of no use any more."""
         try:
             await send_async(self._line, job)
@@ -68,7 +68,7 @@ class WorkingProcess:
 class ProcessSource:
     """Starts processes that work as `module` says; nothing runs before the first is asked for."""
 
-    def __init__(self, module: str, setup: Callable[[], Frame]) -> None:
+    def __init__(self, module: str, setup: Callable[[], JobFrame]) -> None:
         """`module`: run by its name, it calls `gateway.work.server.serve`. `setup`: makes what is sent to it once."""
         self._module = module
         self._setup = setup

@@ -18,12 +18,12 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 
-from gateway.work.frames import Frame, receive, send
+from gateway.work.frames import JobFrame, receive, send
 from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError, code_number
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Frame], Frame]
+Handler = Callable[[JobFrame], JobFrame]
 Handlers = Mapping[str, Handler]
 """By `kind` of a job's head: job -> result. May raise a SlipstreamError."""
 MEMORY_BYTES = 1 << 30
@@ -35,7 +35,7 @@ NUMBER = struct.Struct("!q")
 """Its answer to FORK: the process id."""
 
 
-def serve(load: Callable[[Frame], Handlers]) -> None:
+def serve(load: Callable[[JobFrame], Handlers]) -> None:
     """Run the process that forks until the gateway is gone. `load`: makes the handlers of what the gateway sent
     first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is the gateway that ends
@@ -120,7 +120,7 @@ def _bound_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _result(handle: Handler, job: Frame) -> Frame:
+def _result(handle: Handler, job: JobFrame) -> JobFrame:
     try:
         return handle(job)
     except MemoryError:
@@ -130,8 +130,8 @@ def _result(handle: Handler, job: Frame) -> Frame:
     except SlipstreamError as error:
         return _refusal(error)
     except Exception as error:  # without its words, which may be a client's
-        return Frame({"failed": type(error).__name__})
+        return JobFrame({"failed": type(error).__name__})
 
 
-def _refusal(error: SlipstreamError) -> Frame:
-    return Frame({"code": code_number(error), "reason": error.reason, "message": error.message})
+def _refusal(error: SlipstreamError) -> JobFrame:
+    return JobFrame({"code": code_number(error), "reason": error.reason, "message": error.message})

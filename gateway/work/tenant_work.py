@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.auth.tenant import caller
-from gateway.work.frames import Buffer, Frame
+from gateway.work.frames import Buffer, JobFrame
 from gateway.work.processes import ProcessLost, ProcessSource, WorkingProcess
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable, from_code
 from slipstream.telemetry import metrics
@@ -35,9 +35,9 @@ NICENESS = 10
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
-    frame: Frame
-    result: asyncio.Future[Frame]
+class _QueuedJob:
+    frame: JobFrame
+    result: asyncio.Future[JobFrame]
     """Cancelled where its client left."""
     arrived_at: float
     begun: bool = False
@@ -58,7 +58,7 @@ class TenantWork:
         self._source = source
         self._processes = processes
         self._clock = clock
-        self._queue: FairQueue[_Job] = FairQueue(max(1, processes - 1), most_bytes)
+        self._queue: FairQueue[_QueuedJob] = FairQueue(max(1, processes - 1), most_bytes)
         self._idle: list[WorkingProcess] = []
         self._serving: set[asyncio.Task[None]] = set()
         self.waiting: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
@@ -74,7 +74,7 @@ class TenantWork:
         except ProcessLost as error:
             raise Unavailable("the process that reads long texts could not be started", reason="WORK") from error
 
-    async def run(self, kind: str, body: Buffer, **options: Any) -> Frame:
+    async def run(self, kind: str, body: Buffer, **options: Any) -> JobFrame:
         """The result of a job. Cancelling ends it. Raises what the work raises, ResourceExhausted for more than the
         tenant may have waiting, or its quota allows, InvalidArgument for what takes too long, Unavailable where the
         process was lost."""
@@ -84,7 +84,7 @@ class TenantWork:
         self._check(tenant.name, kind, body)
         loop = asyncio.get_running_loop()
         limits = {"cpu_s": CPU_S, "nice": NICENESS if len(body) >= LARGE_BYTES else 0}
-        job = _Job(Frame({"kind": kind} | limits | options, body), loop.create_future(), self._clock())
+        job = _QueuedJob(JobFrame({"kind": kind} | limits | options, body), loop.create_future(), self._clock())
         self._queue.put(tenant.name, job, len(body))
         self.waiting[kind] += 1
         self._begin_jobs()
@@ -118,7 +118,7 @@ class TenantWork:
             task = asyncio.get_running_loop().create_task(self._serve(*taken))
             self._serving.add(task)
 
-    async def _serve(self, tenant: str, job: _Job) -> None:
+    async def _serve(self, tenant: str, job: _QueuedJob) -> None:
         """Do one job in a process, and begin those whose turn it is then."""
         kind = job.frame.head["kind"]
         job.begun = True
@@ -137,7 +137,7 @@ class TenantWork:
                 self._begin_jobs()
             job.result.cancel()  # where this ended before the job did
 
-    async def _work(self, kind: str, job: _Job) -> None:
+    async def _work(self, kind: str, job: _QueuedJob) -> None:
         try:
             process = await self._process()
         except ProcessLost:
@@ -173,24 +173,24 @@ class TenantWork:
             process.kill()
         return await self._source.new()
 
-    def _give_up(self, tenant: str, job: _Job) -> None:
+    def _give_up(self, tenant: str, job: _QueuedJob) -> None:
         if self._take_out(tenant, job):
             error = ResourceExhausted("earlier requests of this tenant take too long; try again later.", reason="WORK")
             self._count(job.frame.head["kind"], "waited", job, error)
 
-    def _take_out(self, tenant: str, job: _Job) -> bool:
+    def _take_out(self, tenant: str, job: _QueuedJob) -> bool:
         """Return True if the job was still waiting."""
         if job.begun or not self._queue.remove(tenant, job):
             return False
         self.waiting[job.frame.head["kind"]] -= 1
         return True
 
-    def _count(self, kind: str, reason: str, job: _Job, error: Exception) -> None:
+    def _count(self, kind: str, reason: str, job: _QueuedJob, error: Exception) -> None:
         self.failures[kind, reason] += 1
         _fail(job, error)
 
 
-async def _answer(process: WorkingProcess, job: _Job) -> Frame | None:
+async def _answer(process: WorkingProcess, job: _QueuedJob) -> JobFrame | None:
     """None where the process was lost or gives no answer, or the client left."""
     asking = asyncio.ensure_future(process.ask(job.frame))
     waited: list[asyncio.Future[Any]] = [asking, job.result]
@@ -204,12 +204,12 @@ async def _answer(process: WorkingProcess, job: _Job) -> Frame | None:
             await asyncio.wait([asking])
 
 
-def _fail(job: _Job, error: Exception) -> None:
+def _fail(job: _QueuedJob, error: Exception) -> None:
     if not job.result.done():
         job.result.set_exception(error)
 
 
-def _checked(result: Frame) -> Frame:
+def _checked(result: JobFrame) -> JobFrame:
     """Raises the error that a result stands for."""
     head = result.head
     if "code" in head:

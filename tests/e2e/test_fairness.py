@@ -4,6 +4,8 @@ and not seconds: each step gives every text that is in it a token."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest
@@ -18,14 +20,15 @@ LONG = 1500
 KEYS = {"many": "a" * 40, "few": "b" * 40}
 
 
-async def test_a_key_that_fills_the_kv_keeps_no_other_key_s_texts_waiting(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
+@asynccontextmanager
+async def stubs_of_keys(
+    folder: Path, verifier_settings: dict[str, str]
+) -> AsyncIterator[dict[str, gateway_pb2_grpc.GatewayServiceStub]]:
+    """A gateway with one verifier, by the name of the API key that the calls carry."""
+    keys = folder / "keys.toml"
     keys.write_text("".join(f'{name} = {{ sha256 = "{digest(key).hex()}" }}\n' for name, key in KEYS.items()))
     async with starting() as (stack, start):
-        settings = {"MODEL": "emulated:base_ms=20", "LISTEN": "127.0.0.1:0", "KV_TOKENS": str(KV_TOKENS)}
-        _, verifier = await start(
-            "verifier_svc", **{f"VERIFIER_{name}": value for name, value in settings.items()}, **UNMEASURED
-        )
+        _, verifier = await start("verifier_svc", VERIFIER_LISTEN="127.0.0.1:0", **verifier_settings)
         _, address = await start(
             "gateway",
             GATEWAY_LISTEN="127.0.0.1:0",
@@ -33,12 +36,17 @@ async def test_a_key_that_fills_the_kv_keeps_no_other_key_s_texts_waiting(tmp_pa
             GATEWAY_TOKENIZER=str(ROOT / "models" / "target"),
             GATEWAY_API_KEYS=str(keys),
         )
-        stubs = {
+        yield {
             name: gateway_pb2_grpc.GatewayServiceStub(
                 await stack.enter_async_context(GatewayEndpoint(address, key).channel())
             )
             for name, key in KEYS.items()
         }
+
+
+async def test_a_key_that_fills_the_kv_keeps_no_other_key_s_texts_waiting(tmp_path: Path) -> None:
+    settings = {"VERIFIER_MODEL": "emulated:base_ms=20", "VERIFIER_KV_TOKENS": str(KV_TOKENS)} | UNMEASURED
+    async with stubs_of_keys(tmp_path, settings) as stubs:
         many = [Follower(stubs["many"], [first, *[9] * 999], LONG) for first in range(3)]
         async with asyncio.timeout(120):
             while not all(text.tokens for text in many):
@@ -57,24 +65,7 @@ async def test_a_key_that_fills_the_kv_keeps_no_other_key_s_texts_waiting(tmp_pa
 
 async def test_beside_long_prompts_of_one_key_another_key_s_texts_get_a_token_a_step(tmp_path: Path) -> None:
     """A step with a piece of a prompt takes a token of the text too, and no more of the prompt than takes as long."""
-    keys = tmp_path / "keys.toml"
-    keys.write_text("".join(f'{name} = {{ sha256 = "{digest(key).hex()}" }}\n' for name, key in KEYS.items()))
-    async with starting() as (stack, start):
-        settings = {"MODEL": "emulated:base_ms=4&token_ms=0.5&flat=16", "LISTEN": "127.0.0.1:0"}
-        _, verifier = await start("verifier_svc", **{f"VERIFIER_{name}": value for name, value in settings.items()})
-        _, address = await start(
-            "gateway",
-            GATEWAY_LISTEN="127.0.0.1:0",
-            GATEWAY_VERIFIERS=verifier,
-            GATEWAY_TOKENIZER=str(ROOT / "models" / "target"),
-            GATEWAY_API_KEYS=str(keys),
-        )
-        stubs = {
-            name: gateway_pb2_grpc.GatewayServiceStub(
-                await stack.enter_async_context(GatewayEndpoint(address, key).channel())
-            )
-            for name, key in KEYS.items()
-        }
+    async with stubs_of_keys(tmp_path, {"VERIFIER_MODEL": "emulated:base_ms=4&token_ms=0.5&flat=16"}) as stubs:
         text = Follower(stubs["few"], [1, 8], 4000)
         while not text.tokens:
             await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ import starlette.requests
 
 from gateway.api.http.body import SMALL_BYTES
 from gateway.text.encoding import TextEncoding
-from gateway.work.frames import Frame
+from gateway.work.frames import JobFrame
 from gateway.work.tenant_work import TenantWork
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.rpc.channel import error_of
@@ -47,7 +47,7 @@ class Jobs:
         """On the event loop, of texts that are long."""
         run, encode, chat = TenantWork.run, TextEncoding.encode, TextEncoding.encode_chat
 
-        async def running(work: TenantWork, kind: str, body: Any, **options: Any) -> Frame:
+        async def running(work: TenantWork, kind: str, body: Any, **options: Any) -> JobFrame:
             self.beside[kind] += 1
             return await run(work, kind, body, **options)
 

@@ -102,12 +102,9 @@ async def test_a_session_whose_arithmetic_comes_back_goes_on_there(setting: Sett
     assert not front.verifiers[1 - first].opens()
 
 
-@pytest.mark.parametrize("by", ["request", "operator", "resume"])
-async def test_by_choice_a_session_goes_on_with_another_arithmetic_and_is_marked(
-    setting: Setting, by: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = {"mixed_arithmetic": "mark"} if by == "operator" else {}
-    front = await setting.front(verifier(setting, "one"), verifier(setting, "two"), rehoming_wait_s=0.2, **config)
+async def mixed(front: Front, by: str) -> tuple[Answer, ScriptedVerifier, ScriptedVerifier]:
+    """A text that the first verifier began and the second one ended, by the choice of the `request`, of the operator,
+    or of a `resume`."""
     answer = Answer()
     call = await until_seen(front, answer, **({"mixed_arithmetic": True} if by == "request" else {}))
     first = home(front)
@@ -120,6 +117,16 @@ async def test_by_choice_a_session_goes_on_with_another_arithmetic_and_is_marked
         await front.resume(answer.started.session_id, answer, mixed_arithmetic=True)
     else:
         await rest(call, answer)
+    return answer, one, two
+
+
+@pytest.mark.parametrize("by", ["request", "operator", "resume"])
+async def test_by_choice_a_session_goes_on_with_another_arithmetic_and_is_marked(
+    setting: Setting, by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"mixed_arithmetic": "mark"} if by == "operator" else {}
+    front = await setting.front(verifier(setting, "one"), verifier(setting, "two"), rehoming_wait_s=0.2, **config)
+    answer, one, two = await mixed(front, by)
     assert answer.tokens == one.script[:SEEN] + two.script[SEEN:]
     names = [one.model.arithmetic, two.model.arithmetic]
     assert spans(answer.finished) == [(names[0], 0), (names[1], SEEN)]
@@ -137,18 +144,7 @@ async def test_a_trace_marks_where_a_text_goes_on_with_another_arithmetic(
     front = await setting.front(
         verifier(setting, "one"), verifier(setting, "two"), rehoming_wait_s=0.2, tracing=collector.tracing("gateway")
     )
-    answer = Answer()
-    call = await until_seen(front, answer, **({"mixed_arithmetic": True} if by == "request" else {}))
-    first = home(front)
-    one, two = front.verifiers[first], front.verifiers[1 - first]
-    two.limit = None
-    await front.servers[first].stop(0)
-    if by == "resume":
-        with pytest.raises(Unavailable):
-            await rest(call, answer)
-        await front.resume(answer.started.session_id, answer, mixed_arithmetic=True)
-    else:
-        await rest(call, answer)
+    answer, one, two = await mixed(front, by)
     await front.generate(max_tokens=3)
     calls = [each for each in await collector.spans() if each.name in (telemetry.GENERATE, telemetry.RESUME)]
     marked = [(each, at) for each in calls for name, at in each.events if name == telemetry.ARITHMETIC_CHANGED]

@@ -18,7 +18,7 @@ from gateway.api.http.body import LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyRea
 from gateway.api.http.entry import local_hosts
 from gateway.auth.tenant import Tenant, TenantLimits, called_by
 from gateway.text.json_body import KEY_BYTES
-from gateway.work.frames import Frame
+from gateway.work.frames import JobFrame
 from gateway.work.processes import ProcessSource
 from gateway.work.tenant_work import TenantWork
 from slipstream.client.gateway_endpoint import digest, new_key
@@ -78,7 +78,7 @@ class Sender:
 
 
 async def test_large_bodies_take_a_bounded_memory_and_small_ones_are_read_all_the_same() -> None:
-    work = TenantWork(ProcessSource("nothing", lambda: Frame({})), processes=1, most_bytes=1)
+    work = TenantWork(ProcessSource("nothing", lambda: JobFrame({})), processes=1, most_bytes=1)
     reader = BodyReader(BodyLimits(bytes=LARGE, values=1000, idle_s=60), work, lambda _: LARGE)
     senders = [Sender(LARGE) for _ in range(LARGE_BODIES)]
     reading = [sender.read(reader, f"tenant {index % 2}") for index, sender in enumerate(senders)]

@@ -76,7 +76,7 @@ class MeasuredSteps:
     longest_chain: int | None = None
     """Where candidates must be chains, the longest one; None: trees."""
     most_candidates: int = MOST_CANDIDATES
-    """Of one session; what a measured step has beyond them are tokens of a prompt."""
+    """Most candidates of one session; the rest of a measured step are tokens of a prompt."""
 
 
 def measure_steps(steps: MeasuredSteps, limit_s: float, clock: Callable[[], float] = time.perf_counter) -> None:

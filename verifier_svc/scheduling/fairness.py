@@ -38,7 +38,7 @@ def fair_level(demands: Iterable[float], room: float) -> float:
     return math.inf
 
 
-class Demand(NamedTuple):
+class TenantDemand(NamedTuple):
     """What a tenant asks of one step."""
 
     units: float
@@ -57,7 +57,7 @@ class DeficitRoundRobin(Generic[K]):
         """Units that the tenant got too few of so far; negative: too many."""
         return self._owed.get(tenant, 0.0)
 
-    def divide(self, room: float, demands: Mapping[K, Demand], spend: Callable[[K, float], float]) -> None:
+    def divide(self, room: float, demands: Mapping[K, TenantDemand], spend: Callable[[K, float], float]) -> None:
         """Calls `spend(tenant, units)`, which uses at most so many units and returns how many it used: first with each
         tenant's share and what it is owed, then item by item with what was left. Together they use at most `room`; an
         item larger than that counts as `room`."""

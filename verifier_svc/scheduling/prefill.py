@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from verifier_svc.scheduling.fairness import ROUNDING, DeficitRoundRobin, Demand
+from verifier_svc.scheduling.fairness import ROUNDING, DeficitRoundRobin, TenantDemand
 
 PROMPT_STEPS = 1.0
 """Prompts add so many times a step's own seconds to it at most."""
@@ -163,7 +163,7 @@ class PrefillShares:
                 return used
 
             demands = {
-                tenant: Demand(sum(each.pending * cost(each) for each in own), max(map(cost, own)))
+                tenant: TenantDemand(sum(each.pending * cost(each) for each in own), max(map(cost, own)))
                 for tenant, own in tenants.items()
             }
             self._turns[priority].divide(left, demands, spend)

@@ -105,9 +105,11 @@ class MessageRequest(CountRequest):
     mixed_arithmetic: bool | None = None
 
     def sampling(self) -> SamplingFields:
-        same = ("model", "max_tokens", "temperature", "top_k", "top_p", "seed")
-        own = ("cache_salt", "speculation", "mixed_arithmetic")
-        fields = {name: getattr(self, name) for name in (*same, *own)}
+        same = (
+            *("model", "max_tokens", "temperature", "top_k", "top_p", "seed"),
+            *("cache_salt", "speculation", "mixed_arithmetic"),
+        )
+        fields = {name: getattr(self, name) for name in same}
         return SamplingFields.model_validate(fields | {"stop": self.stop_sequences})
 
 

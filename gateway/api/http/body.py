@@ -99,7 +99,7 @@ class BodyReader:
         return body
 
     def _check_small(self, body: bytes) -> None:
-        """What `parse` checks of a large one."""
+        """The checks of a small body that `parse` makes of a large one."""
         if fault := too_many_values(body, self._limits.values):
             raise RequestTooLarge(fault, reason="TOO_MANY_VALUES")
         _check_unicode(body)
@@ -178,7 +178,7 @@ class BodyRoute(APIRoute):
 
 
 async def _handle_large(request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Parse a large body where that delays nobody; the route then finds its value."""
+    """Parse a large body in a working process; the route then finds its value."""
     reader, body = request.scope["state"].get(_READER), await request.body()
     if reader is not None and len(body) > SMALL_BYTES and _JSON.match(request.headers.get("content-type", "")):
         request._json = await reader.parse(body)

@@ -14,7 +14,7 @@ SPARE = 64
 """Connections above the bound that are there for an answer to `/health`, or that there is no room."""
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     @property
     def idle(self) -> bool:
         """Whether no request of it is being answered."""
@@ -27,13 +27,13 @@ class Connections:
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
-        self._of_origin: dict[str, OrderedDict[Connection, None]] = {}
+        self._of_origin: dict[str, OrderedDict[OpenConnection, None]] = {}
         """Those that were used last come last."""
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, connection: Connection, origin: str) -> bool:
+    def add(self, connection: OpenConnection, origin: str) -> bool:
         """Whether there is room for its requests. Aborts it where there is not even room for a refusal."""
         self._of_origin.setdefault(origin, OrderedDict())[connection] = None
         self._count += 1
@@ -44,11 +44,11 @@ class Connections:
             connection.abort()
         return self._count <= self._most
 
-    def note_use(self, connection: Connection, origin: str) -> None:
+    def note_use(self, connection: OpenConnection, origin: str) -> None:
         if connection in self._of_origin.get(origin, ()):
             self._of_origin[origin].move_to_end(connection)
 
-    def remove(self, connection: Connection, origin: str) -> None:
+    def remove(self, connection: OpenConnection, origin: str) -> None:
         """The connection is closed; nothing happens for one that was removed before."""
         own = self._of_origin.get(origin)
         if own is None or connection not in own:
@@ -58,7 +58,7 @@ class Connections:
         if not own:
             del self._of_origin[origin]
 
-    def _make_room(self, newcomer: Connection, origin: str) -> None:
+    def _make_room(self, newcomer: OpenConnection, origin: str) -> None:
         """Closes an idle connection of the origin that has the most, and at least as many as the newcomer's."""
         least = len(self._of_origin[origin])
         able = [each for each, known in self._of_origin.items() if len(known) >= least]

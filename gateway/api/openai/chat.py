@@ -17,7 +17,7 @@ from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unknown
 from gateway.request_context import RequestContext
-from gateway.requests.texts import Text, chat_of
+from gateway.requests.texts import RequestText, chat_of
 from gateway.sessions.output_stream import Event
 from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.tool_calls import ANY, NONE, AnswerReader, Part, ToolCall, forced_call, format_of, new_reader
@@ -138,7 +138,7 @@ class ChatCall(Call):
         parts: HttpDependencies,
         context: RequestContext,
         asked: ChatRequest,
-        prompt: Text,
+        prompt: RequestText,
         format: str,
         call: StructuredOutput | None,
     ) -> None:
@@ -148,7 +148,7 @@ class ChatCall(Call):
         requests = [asked.to_generate(None, index, call) for index in range(asked.choices)]
         for request in requests:
             request.logprobs, request.top_logprobs = bool(asked.logprobs), asked.top_logprobs or 0
-        super().__init__(parts, context, asked, requests, asked.texts(prompt, parts.tokenizer))
+        super().__init__(parts, context, asked, requests, asked.texts([prompt], parts.tokenizer))
         self._format = format
         self._answers: dict[int, _Answer] = {}
         """By index of the choice."""

@@ -73,7 +73,7 @@ class CompletionCall(Call):
         requests = [asked.to_generate(None, index) for index in indices]
         for request in requests:
             request.logprobs, request.top_logprobs = asked.logprobs is not None, asked.logprobs or 0
-        super().__init__(parts, context, asked, requests, asked.texts_of(prompts, tokenizer))
+        super().__init__(parts, context, asked, requests, asked.texts(prompts, tokenizer))
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
         echoed = await self._echoed(choice)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from gateway.requests.texts import Room, Text, Texts, part_of
+from gateway.requests.texts import RequestText, Room, Texts, part_of
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
@@ -194,12 +194,8 @@ class SamplingFields(RequestFields):
             raise InvalidArgument("The request holds text that is not Unicode, or a number out of range.") from error
         return request
 
-    def texts(self, prompt: Text, tokenizer: Tokenizer) -> list[Texts]:
-        """What each choice of a single prompt is written from."""
-        return self.texts_of([prompt], tokenizer)
-
-    def texts_of(self, prompts: Sequence[Text], tokenizer: Tokenizer) -> list[Texts]:
-        """What each choice of each prompt is written from. Raises InvalidArgument for a prediction that is too long."""
+    def texts(self, prompts: Sequence[RequestText], tokenizer: Tokenizer) -> list[Texts]:
+        """The texts of each choice of each prompt. Raises InvalidArgument for a prediction that is too long."""
         predicted = part_of(tokenizer, self.prediction.text) if self.prediction and self.prediction.text else None
         room = Room(len(prompts) * self.choices)
         return [Texts(prompt, predicted, self.choices, room) for prompt in prompts for _ in range(self.choices)]

@@ -50,9 +50,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
         found = _served(parts, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidArgument("Send prompt, or messages.")
-        said = None if asked.messages is None else [message.as_template_data() for message in asked.messages]
+        messages = None if asked.messages is None else [message.as_template_data() for message in asked.messages]
         answer = await parts.tokenizer.tokenized(
-            said if said is not None else asked.prompt or "",
+            messages if messages is not None else asked.prompt or "",
             special=asked.add_special_tokens,
             texts=bool(asked.return_token_strs),
             max_length=found.max_length,

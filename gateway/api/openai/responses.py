@@ -66,7 +66,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         prompt = chat_of(parts.tokenizer, [*asked.system_data(), *messages], tools)
         wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
         stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
-        (texts,) = asked.texts(prompt, parts.tokenizer)
+        (texts,) = asked.texts([prompt], parts.tokenizer)
         keep = None if asked.store is False else partial(_pack, parts, stored)
         generate = partial(parts.sessions.generate, wanted, context, texts=texts, keep=keep)
         idle_s = parts.config.http_idle_s

@@ -25,7 +25,7 @@ class PagedSequences(KVCacheManager):
         self._store = KVStore(layers, self.rows)
 
     def plan(self, segments: list[Segment]) -> AttentionPlan:
-        """Of the next step; `computed` follows its forward pass."""
+        """The next step's plan; `computed` follows its forward pass."""
         self._store.apply_moves()
         return AttentionPlan(
             segments, self._store, self._device, self._max_length, batch_invariant=self.batch_invariant

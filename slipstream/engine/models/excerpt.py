@@ -107,7 +107,7 @@ def _kind(layer: nn.Module) -> Hashable:
 
 
 def _numel(weight: torch.Tensor) -> int:
-    """Of the numbers that a weight stands for: packed ones hold two in a byte."""
+    """Shape of the numbers that a weight stands for: packed ones hold two in a byte."""
     state = getattr(weight, "quant_state", None)
     return int(state.shape.numel()) if state is not None else weight.numel()
 

@@ -50,7 +50,7 @@ def report_of(question: str) -> str:
 
 
 def keep_report(question: str, report: str) -> None:
-    """Of a trial that passed."""
+    """Keeps the report of a trial that passed."""
     user_cache.keep(user_cache.cache_file(KIND, question), report)
 
 

@@ -29,7 +29,7 @@ from slipstream.engine.segment import Segment
 PROMPT, PIECE, BLOCK = 11, 5, 4
 """Tokens of the near prompt, of its first piece, and of a block of KV."""
 PARENTS = (-1, -1, 0, 0, 1)
-"""Of the tree's nodes."""
+"""Parents of the tree's nodes."""
 PATHS = ((0, 2), (0, 3), (1, 4))
 """From its root to its leaves; the last one is kept, and two more tokens follow it."""
 LONGEST_NEAR = PROMPT + 4
@@ -40,7 +40,7 @@ _ENGINE_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class TextPosition:
+class TextToken:
     """A token of a text: near texts are numbered by path, the far one is behind them."""
 
     text: int
@@ -81,20 +81,20 @@ class Rehearsal:
         return [row for row, place in enumerate(self.places) if place.text >= len(PATHS) - 1]
 
     @property
-    def places(self) -> list[TextPosition]:
-        """Of all rows of logits, in the order in which an engine gives them."""
+    def places(self) -> list[TextToken]:
+        """The token of each row of logits, in the order in which an engine gives them."""
         last, far = len(PATHS) - 1, len(PATHS)
         of_nodes = [
-            next(TextPosition(text, PROMPT + path.index(node)) for text, path in enumerate(PATHS) if node in path)
+            next(TextToken(text, PROMPT + path.index(node)) for text, path in enumerate(PATHS) if node in path)
             for node in range(len(PARENTS))
         ]
-        first = [TextPosition(last, PIECE - 1), *(TextPosition(far, at) for at in range(len(self.far)))]
+        first = [TextToken(last, PIECE - 1), *(TextToken(far, at) for at in range(len(self.far)))]
         return [
             *first,
-            TextPosition(last, PROMPT - 1),
+            TextToken(last, PROMPT - 1),
             *of_nodes,
-            TextPosition(last, PROMPT + 2),
-            TextPosition(last, PROMPT + 3),
+            TextToken(last, PROMPT + 2),
+            TextToken(last, PROMPT + 3),
         ]
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
+from gateway.text.encoding import RENDERED
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
@@ -109,7 +110,8 @@ async def test_markup_of_the_model_s_own_is_read_by_its_template_and_what_is_no_
 async def test_innocent_text_has_the_tokens_of_the_rendered_text() -> None:
     tokenizer = byte_tokens(*FAMILIES["ChatML"][1:], CHAT_ML)
     said = [{"role": "user", "content": "if a <= b and c[0] | d > 1: <html> 12345 "}]
-    assert await tokenizer.encode_chat(said) == await tokenizer.encode_rendered(tokenizer.chat_template.render(said))
+    rendered = tokenizer.encoding.encode(tokenizer.chat_template.render(said), RENDERED)
+    assert await tokenizer.encode_chat(said) == rendered
 
 
 @pytest.mark.parametrize("parts", [("<e", "nd>"), ("<", "end>"), ("<<end>", "<end>>"), ("<end>d>", ""), ("<e ", "nd>")])

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.auth.tenant import Tenant, TenantLimits, called_by
 from gateway.work import tenant_work
-from gateway.work.frames import Frame
+from gateway.work.frames import JobFrame
 from gateway.work.processes import ProcessSource
 from gateway.work.tenant_work import KINDS, TenantWork
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
@@ -28,13 +28,13 @@ MOST_BYTES = 1000
 
 @pytest.fixture
 async def work() -> AsyncIterator[TenantWork]:
-    made = TenantWork(ProcessSource("tests.working", lambda: Frame({}, b"set up, ")), 2, MOST_BYTES)
+    made = TenantWork(ProcessSource("tests.working", lambda: JobFrame({}, b"set up, ")), 2, MOST_BYTES)
     yield made
     await made.close()
 
 
-def doing(tenant: Tenant, job: Coroutine[Any, Any, Frame]) -> asyncio.Task[Frame]:
-    async def do() -> Frame:
+def doing(tenant: Tenant, job: Coroutine[Any, Any, JobFrame]) -> asyncio.Task[JobFrame]:
+    async def do() -> JobFrame:
         called_by(tenant)
         return await job
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verifier_svc.scheduling import fairness
-from verifier_svc.scheduling.fairness import PASSES, Ageing, Claim, DeficitRoundRobin, Demand, fair_level, turns
+from verifier_svc.scheduling.fairness import PASSES, Ageing, Claim, DeficitRoundRobin, TenantDemand, fair_level, turns
 
 TENANTS = "abcdef"
 demands = st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 40), max_size=6)
@@ -24,7 +24,7 @@ def divided(robin: DeficitRoundRobin[str], room: int, wanted: dict[str, int], it
         got[tenant] += count
         return float(count * item)
 
-    robin.divide(room, {tenant: Demand(count * item, item) for tenant, count in wanted.items()}, spend)
+    robin.divide(room, {tenant: TenantDemand(count * item, item) for tenant, count in wanted.items()}, spend)
     return got
 
 
@@ -86,7 +86,7 @@ def test_items_of_different_sizes_get_the_same_units() -> None:
         return used
 
     for _ in range(100):
-        robin.divide(8.0, {tenant: Demand(1e6, size) for tenant, size in sizes.items()}, spend)
+        robin.divide(8.0, {tenant: TenantDemand(1e6, size) for tenant, size in sizes.items()}, spend)
     assert abs(got["large"] - got["small"]) <= 2 * 7.0
     assert sum(got.values()) >= 100 * 8.0 - 7.0
 
