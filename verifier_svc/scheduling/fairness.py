@@ -136,12 +136,13 @@ class Ageing(Generic[K]):
     """Counts what passed each one that did not fit."""
 
     def __init__(self) -> None:
-        self._passed: dict[K, float] = {}
+        self._may_pass: dict[K, float] = {}
+        """The size of all that may yet pass it; none may at 0 and below, whatever its own size comes to be."""
         self._waiting: set[K] = set()
 
-    def wait(self, waiting: K) -> None:
+    def wait(self, waiting: K, size: float) -> None:
         """It does not fit; what is admitted from now on passes it."""
-        self._passed.setdefault(waiting, 0.0)
+        self._may_pass.setdefault(waiting, PASSES * size)
         self._waiting.add(waiting)
 
     def admit(self, admitted: K, size: float) -> None:
@@ -149,12 +150,12 @@ class Ageing(Generic[K]):
         again."""
         self._waiting.discard(admitted)
         for each in self._waiting:
-            self._passed[each] += size
+            self._may_pass[each] -= size
 
-    def aged(self, waiting: K, size: float) -> bool:
+    def aged(self, waiting: K) -> bool:
         """Whether nothing else may pass it any more."""
-        return self._passed.get(waiting, 0.0) >= PASSES * size
+        return self._may_pass.get(waiting, math.inf) <= 0.0
 
     def forget(self, ended: K) -> None:
-        self._passed.pop(ended, None)
+        self._may_pass.pop(ended, None)
         self._waiting.discard(ended)

@@ -129,8 +129,8 @@ class KVAdmission:
                 self._ageing.admit(session, self._blocks(session))
                 continue
             tried.add(session.tenant)
-            self._ageing.wait(session)
-            if self._aged(session):
+            self._ageing.wait(session, self._blocks(session))
+            if self._ageing.aged(session):
                 held.add(session.tenant)
                 if self._too_large(session):
                     break
@@ -157,11 +157,8 @@ class KVAdmission:
         return fitted
 
     def _order(self, session: Session) -> Order:
-        beyond = session in self._beyond and not (self._too_large(session) and self._aged(session))
+        beyond = session in self._beyond and not (self._too_large(session) and self._ageing.aged(session))
         return session.priority, beyond, session.arrival
-
-    def _aged(self, session: Session) -> bool:
-        return self._ageing.aged(session, self._blocks(session))
 
     def _too_large(self, session: Session) -> bool:
         """Whether the session alone exceeds its tenant's share."""
@@ -176,8 +173,10 @@ class KVAdmission:
         return self._blocks(session) + len(self._admitted) <= self._kv.blocks_free
 
     def _note_shares(self) -> None:
-        """Finds out which sessions are beyond their tenants' shares."""
-        every = sorted([*self._admitted, *self._waiting], key=lambda session: session.rank)
+        """Finds out which sessions are beyond their tenants' shares. Those that cannot run have no claim: any other one
+        may take their KV, and that must not change whose turn it is."""
+        claiming = (session for session in (*self._admitted, *self._waiting) if session.runnable)
+        every = sorted(claiming, key=lambda session: session.rank)
         # One block more, which is kept free for each session to grow.
         claims = [Claim(each, each.tenant, self._blocks(each) + 1, each in self._admitted) for each in every]
         self._share = share_of(claims, self._kv.blocks_total)

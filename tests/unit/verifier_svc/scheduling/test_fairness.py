@@ -137,12 +137,12 @@ def test_what_is_within_the_shares_fits_together(each: list[tuple[str, int, bool
 
 def test_one_that_does_not_fit_is_passed_by_a_bounded_amount_and_remembers_it() -> None:
     ageing = Ageing[str]()
-    ageing.wait("large")
+    ageing.wait("large", 10)
     for _ in range(PASSES):
-        assert not ageing.aged("large", 10)
+        assert not ageing.aged("large")
         ageing.admit("small", 10)
-    assert ageing.aged("large", 10)
+    assert ageing.aged("large")
     ageing.admit("large", 10)
-    assert ageing.aged("large", 10), "it keeps its place"
+    assert ageing.aged("large"), "it keeps its place"
     ageing.forget("large")
-    assert not ageing.aged("large", 10)
+    assert not ageing.aged("large")

@@ -89,7 +89,11 @@ class World:
 
     def step(self, drafts: int = 0, accepted: int = 0) -> list[ScheduledSequence]:
         """What the step was made of."""
-        turns = self.admission.fit(self.turns(drafts))
+        wanted = self.turns(drafts)
+        turns = self.admission.fit(wanted)
+        if wanted:  # in the order that `fit` took, before the step changes the sessions
+            first = min((turn.session for turn in wanted), key=self.admission._order)
+            assert first in {turn.session for turn in turns}, "whoever comes first goes on"
         for turn in turns:
             each, chosen = turn.session, turn.selection
             assert each.sequence is not None and each.sequence.length == turn.computed
@@ -152,10 +156,7 @@ def test_all_sessions_end_whatever_comes_together(
                 each.credit = None
         inside = [each for each in world.admission.admit() if each.runnable]
         assert inside or not any(each.runnable for each in world.sessions), "somebody enters"
-        turns = world.step(drafts, data.draw(st.integers(0, drafts)) if drafts else 0)
-        if inside:
-            first = min(inside, key=world.admission._order)
-            assert first in {turn.session for turn in turns}, "whoever comes first goes on"
+        world.step(drafts, data.draw(st.integers(0, drafts)) if drafts else 0)
         world.balance()
         steps += 1
         assert steps < 2000
@@ -215,6 +216,18 @@ def test_one_that_exceeds_its_tenant_s_share_comes_in_at_last_and_stays() -> Non
     assert 4 * 7 // 2 <= passed < 20
     world.step()
     assert large.sequence is not None, "nothing takes its room again"
+
+
+def test_nobody_is_admitted_in_an_idle_one_s_place_only_to_make_room_for_another() -> None:
+    """An idle session's KV counted as its tenant's, until it was preempted: then the other tenant's share was less."""
+    world = World()
+    idle = world.add(session(0, [0] * 16, tenant="a"))
+    world.turns()
+    idle.credit = 0
+    large = world.add(session(1, [1] * 26, tenant="b"))
+    small = world.add(session(2, [2] * 4, tenant="a"))
+    assert [turn.session for turn in world.turns()] == [small] == [turn.session for turn in world.turns()]
+    assert large.sequence is None and idle.sequence is not None and world.admission.preemptions == 0
 
 
 def test_the_last_to_come_makes_room_and_goes_on_later_where_it_was() -> None:
@@ -326,7 +339,7 @@ def test_those_who_leave_while_they_wait_are_forgotten() -> None:
     for number in range(2, 1000):
         world.end(world.add(session(number, [2] * 20)))
     world.turns()
-    assert world.admission.waiting == 1 and len(world.admission._ageing._passed) == 1
+    assert world.admission.waiting == 1 and len(world.admission._ageing._may_pass) == 1
 
 
 def test_prompts_that_begin_alike_are_read_once() -> None:
