@@ -27,7 +27,10 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TENSORS_SHA256 = "8a7b6f744971734e89a13b638f22f9f37bfcdfe5a20e3434491563ebd5ab04ec"
 """`digest` of the folder that a conversion gives."""
 WEIGHTS = "model.safetensors"
-FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja")
+SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SUMS = "sums.json"
+"""SHA-256 of each small file as the conversion wrote it: libraries of another version write them otherwise, so that
+no digest can be pinned as that of the weights is."""
 DOWNLOAD_S = 600.0
 
 
@@ -54,13 +57,22 @@ def real_model(folder: Path = FOLDER) -> Path:
                 f"the conversion gave other weights than it should (digest {found}): install the versions of torch, "
                 "transformers and gguf that pyproject.toml names"
             )
+        (made / SUMS).write_text(json.dumps(sums(made)))
         moved(made, folder)
     return folder
 
 
 def whole(folder: Path) -> bool:
-    """Whether every file is there and the weights are those that a conversion gives."""
-    return all((folder / name).is_file() for name in FILES) and digest(folder) == TENSORS_SHA256
+    """Whether every file is there as a conversion wrote it, and the weights are those that each conversion gives."""
+    try:
+        return json.loads((folder / SUMS).read_bytes()) == sums(folder) and digest(folder) == TENSORS_SHA256
+    except (OSError, ValueError):
+        return False
+
+
+def sums(folder: Path) -> dict[str, str]:
+    """SHA-256 of each small file. Raises OSError where one is missing."""
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in SMALL_FILES}
 
 
 def moved(made: Path, folder: Path) -> None:

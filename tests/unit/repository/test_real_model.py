@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools import real_model
-from tools.real_model import GGUF, RealModelError, digest, downloaded, moved, unpacked, whole
+from tools.real_model import GGUF, RealModelError, digest, downloaded, moved, sums, unpacked, whole
 
 
 def save_tensors(file: Path, tensors: dict[str, bytes], backwards: bool = False) -> None:
@@ -33,8 +33,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A whole folder of a tiny checkpoint, which is the pinned one."""
     made = tmp_path / "made"
     made.mkdir()
-    for name in real_model.FILES:
+    for name in real_model.SMALL_FILES:
         (made / name).write_text("{}")
+    (made / real_model.SUMS).write_text(json.dumps(sums(made)))
     save_tensors(made / real_model.WEIGHTS, {"a": b"12", "b": b"3"})
     monkeypatch.setattr(real_model, "TENSORS_SHA256", digest(made))
     return made
@@ -50,6 +51,13 @@ def test_the_digest_is_of_tensors_and_not_of_their_order(tmp_path: Path, folder:
 def test_a_folder_without_a_file_is_not_whole(folder: Path) -> None:
     assert whole(folder)
     (folder / "tokenizer.json").unlink()
+    assert not whole(folder)
+
+
+@pytest.mark.parametrize("name", [*real_model.SMALL_FILES, real_model.SUMS, real_model.WEIGHTS])
+def test_a_folder_with_a_file_that_changed_is_not_whole(folder: Path, name: str) -> None:
+    assert whole(folder)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
     assert not whole(folder)
 
 
