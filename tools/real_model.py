@@ -27,7 +27,13 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TENSORS_SHA256 = "8a7b6f744971734e89a13b638f22f9f37bfcdfe5a20e3434491563ebd5ab04ec"
 """`digest` of the folder that a conversion gives."""
 WEIGHTS = "model.safetensors"
-SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 SUMS = "sums.json"
 """SHA-256 of each small file as the conversion wrote it: libraries of another version write them otherwise, so that
 no digest can be pinned as that of the weights is."""
