@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.tokenizer.structured_output import StructuredOutput
+from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, StructuredOutput, constrained
 
 NONE = "none"
 """Reads an answer without tools."""
@@ -293,9 +293,6 @@ ANY = ""
 """Name in place of a tool's: the model chooses among all."""
 _SHARED = ("$defs", "definitions")
 """Parts of a schema that its references name from the root."""
-_OPTIONS = "x-guidance"
-_SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""As `json.dumps` writes, which models are trained on. Where any space is allowed, a weak model writes nothing else."""
 
 
 def forced_call(format: str, tools: Sequence[Mapping[str, Any]], name: str | None) -> StructuredOutput | None:
@@ -312,7 +309,7 @@ def forced_call(format: str, tools: Sequence[Mapping[str, Any]], name: str | Non
         grammar = f"start: {json.dumps(BEGIN)} /\\n/ call /\\n/ {json.dumps(END)}\ncall: %json {json.dumps(schema)}\n"
         return StructuredOutput("grammar", grammar)
     if format == MISTRAL:
-        root = {each: schema.pop(each) for each in (*_SHARED, _OPTIONS) if each in schema}
+        root = {each: schema.pop(each) for each in (*_SHARED, OPTIONS_KEY) if each in schema}
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1, **root}
     return StructuredOutput("json_schema", json.dumps(schema))
 
@@ -322,7 +319,7 @@ def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
     calls: list[dict[str, Any]] = []
     shared: dict[str, dict[str, Any]] = {}
     for function in functions:
-        parameters = dict(function.get("parameters") or {"type": "object"})
+        parameters = dict(constrained(function.get("parameters") or {"type": "object"}))
         for part in _SHARED:
             found = parameters.pop(part, None) or {}
             if not isinstance(found, dict):
@@ -332,4 +329,4 @@ def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
                     raise InvalidArgument(f"Two tools define {part}/{key} differently; name one in tool_choice.")
         fields = {"name": {"const": function["name"]}, arguments: parameters}
         calls.append({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False})
-    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **shared, _OPTIONS: _SPACING}
+    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **shared, OPTIONS_KEY: dict(JSON_OPTIONS)}

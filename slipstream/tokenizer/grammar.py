@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,8 @@ LOCKED_S = 0.0005
 PIECE = 16
 """Tokens consumed at a time, unless they are costly."""
 NO_TOKEN = 2**31
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+"""A rule of llama.cpp's grammars, which is none of Lark's."""
 MOVERS = 2
 """Threads of the library that move costly cursors."""
 
@@ -314,10 +317,16 @@ def allows(mask: Mask | None, token: int) -> bool:
 
 
 def _source(structure: StructuredOutput) -> str:
-    """The grammar in the library's notation. Raises InvalidArgument for a schema that is not JSON."""
+    """The grammar in the library's notation. Raises InvalidArgument for a schema that is not JSON, and for a grammar in
+    llama.cpp's notation."""
     if structure.format == "regex":
         return LLMatcher.grammar_from_regex(structure.text)
     if structure.format == "grammar":
+        if _GBNF.search(structure.text):
+            raise InvalidArgument(
+                "the grammar is in GBNF (`root ::= ...`); write it in Lark's notation, which begins `start: ...`.",
+                reason=BAD_GRAMMAR,
+            )
         return json.dumps({"grammars": [{"lark_grammar": structure.text}]})
     return LLMatcher.grammar_from_json_schema(structure.schema)
 

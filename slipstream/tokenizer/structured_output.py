@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream.errors import InvalidArgument
 
@@ -12,6 +14,17 @@ MAX_BYTES = 65_536
 """Most bytes of a format's text. Bounds the cost of compiling, above all the depth of nested rules
 (`slipstream.tokenizer.grammar`)."""
 BAD_GRAMMAR = "BAD_GRAMMAR"
+OPTIONS_KEY = "x-guidance"
+"""Key at a schema's root under which it sets the library's options itself, in place of JSON_OPTIONS."""
+JSON_OPTIONS: Mapping[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""Where JSON has space: as `json.dumps` writes it, which models are trained on. Where any space is allowed, a weak
+model writes nothing else."""
+FORMATS_OF_STRINGS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+"""Those that the library constrains."""
+_VALUES = frozenset(("const", "enum", "default", "example", "examples"))
+"""Keys of a schema that hold values and no schemas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +45,41 @@ class StructuredOutput:
 
     @property
     def schema(self) -> str:
-        """The JSON schema of the two JSON formats. Raises InvalidArgument for a text that is not JSON."""
-        if self.format == "json_object":
-            return '{"type": "object"}'
+        """The JSON schema of the two JSON formats. Raises InvalidArgument for a text that is not JSON.
+
+        A `format` that is not in FORMATS_OF_STRINGS is left out: it is an annotation then (JSON Schema 2020-12,
+        validation, 7.2.3), as pydantic and zod write for paths and bytes."""
         try:
-            return json.dumps(json.loads(self.text))
+            schema = {"type": "object"} if self.format == "json_object" else constrained(json.loads(self.text))
+            return json.dumps({OPTIONS_KEY: JSON_OPTIONS, **schema} if isinstance(schema, dict) else schema)
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"json_schema is not JSON: {error}.", reason=BAD_GRAMMAR) from error
+
+
+def whitespace(pattern: str) -> dict[str, Any]:
+    """JSON_OPTIONS of a schema that allows whitespace that matches `pattern` between JSON's tokens."""
+    return {"item_separator": ",", "key_separator": ":", "whitespace_flexible": True, "whitespace_pattern": pattern}
+
+
+def choice(texts: list[str]) -> str:
+    """The grammar of one of these texts. Raises InvalidArgument without any, and for an empty one."""
+    if not texts or not all(texts):
+        raise InvalidArgument("choice holds one text at least, and none of them is empty.", reason=BAD_GRAMMAR)
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+def constrained(schema: Any, names: bool = False) -> Any:
+    """`schema` without the formats of strings that nothing constrains; `names`: its keys are names of properties."""
+    if isinstance(schema, list):
+        return [constrained(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        if names:
+            kept[key] = constrained(value)
+        elif key in _VALUES:
+            kept[key] = value
+        elif key != "format" or value in FORMATS_OF_STRINGS or not isinstance(value, str):
+            kept[key] = constrained(value, names=key in ("properties", "patternProperties", "$defs", "definitions"))
+    return kept

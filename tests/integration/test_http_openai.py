@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -13,6 +14,7 @@ import openai
 import pytest
 
 from slipstream.errors import ResourceExhausted
+from slipstream.tokenizer.structured_output import OPTIONS_KEY, whitespace
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import TEXT, Setting
 from tests.web import CHAT_TEMPLATE, SPECULATION_KEYS, Web, check_speculation, web
@@ -179,6 +181,12 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         ),
         ({"structured_outputs": {"regex": "[ab]+"}}, types_pb2.StructuredOutput(regex="[ab]+")),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, types_pb2.StructuredOutput(grammar='start: "a"')),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, types_pb2.StructuredOutput(grammar='start: "a" | "b"')),
+        ({"structured_outputs": {"json_object": True}}, types_pb2.StructuredOutput(json_schema='{"type": "object"}')),
+        (
+            {"structured_outputs": {"json": '{"type": "null"}', "whitespace_pattern": "[ ]?"}},
+            types_pb2.StructuredOutput(json_schema=json.dumps({OPTIONS_KEY: whitespace("[ ]?"), "type": "null"})),
+        ),
     ],
 )
 async def test_a_format_of_the_output_reaches_the_verifier(served: Served, field: Any, wanted: Any) -> None:
@@ -380,6 +388,11 @@ async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog
         {"speculation": {"drafters": ["nobody"]}},
         {"structured_outputs": {}},
         {"structured_outputs": {"regex": "a", "json": "{}"}},
+        {"structured_outputs": {"json_object": True, "json": "{}"}},
+        {"structured_outputs": {"choice": []}},
+        {"structured_outputs": {"choice": ["a"], "grammar": 'start: "a"'}},
+        {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+        {"structured_outputs": {"json": "{", "whitespace_pattern": " "}},
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
         {"stop": [""]},

@@ -19,7 +19,7 @@ from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.proto_conversion import structure_to_proto
-from slipstream.tokenizer.structured_output import StructuredOutput
+from slipstream.tokenizer.structured_output import OPTIONS_KEY, StructuredOutput, choice, whitespace
 from slipstream.v1 import gateway_pb2, types_pb2
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,11 @@ class StructuredOutputs(Fields):
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
     grammar: str | None = None
+    choice: list[str] | None = None
+    """The output is one of these texts."""
     json_object: bool | None = None
+    whitespace_pattern: str | None = None
+    """Regular expression of the whitespace that is allowed between JSON's tokens; default: as `json.dumps` writes."""
 
 
 class SamplingFields(RequestFields):
@@ -272,13 +276,31 @@ def _format(asked: ResponseFormat | None) -> types_pb2.StructuredOutput | None:
 def _outputs(asked: StructuredOutputs | None) -> types_pb2.StructuredOutput | None:
     if asked is None:
         return None
-    named = {"json_schema": asked.json_, "regex": asked.regex, "grammar": asked.grammar}
+    named = {
+        "json_schema": {"type": "object"} if asked.json_object else asked.json_,
+        "regex": asked.regex,
+        "grammar": asked.grammar if asked.choice is None else choice(asked.choice),
+    }
     given = {name: value for name, value in named.items() if value is not None}
-    if len(given) + bool(asked.json_object) != 1:
-        raise InvalidArgument("structured_outputs holds one of json, regex, grammar and json_object.")
-    if asked.json_object:
-        return types_pb2.StructuredOutput(json_object=True)
+    if len(given) != 1 or (asked.json_object and asked.json_) or (asked.choice and asked.grammar):
+        raise InvalidArgument("structured_outputs holds one of json, regex, grammar, choice and json_object.")
     name, value = given.popitem()
+    if asked.whitespace_pattern is not None:
+        value = _spaced(name, value, asked.whitespace_pattern)
     structure = types_pb2.StructuredOutput()
     setattr(structure, name, value if isinstance(value, str) else json.dumps(value))
     return structure
+
+
+def _spaced(name: str, schema: Any, pattern: str) -> Any:
+    """`schema` with its own whitespace. Raises InvalidArgument for what is no schema."""
+    if name != "json_schema":
+        raise InvalidArgument("structured_outputs.whitespace_pattern is for json and json_object.")
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"structured_outputs.json is not JSON: {error}.") from error
+    if not isinstance(schema, dict):
+        raise InvalidArgument("structured_outputs.whitespace_pattern needs a schema that is an object.")
+    return {OPTIONS_KEY: whitespace(pattern), **schema}

@@ -15,7 +15,14 @@ from tokenizers import Tokenizer, models
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import KEPT, Cursor, Grammar, Grammars, MaskBudget, allows
-from slipstream.tokenizer.structured_output import MAX_BYTES, StructuredOutput
+from slipstream.tokenizer.structured_output import (
+    FORMATS_OF_STRINGS,
+    MAX_BYTES,
+    OPTIONS_KEY,
+    StructuredOutput,
+    choice,
+    whitespace,
+)
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
 from tests.grammars import AMBIGUOUS, END, LANGUAGES, VOCABULARY, allowed, compiled, grammars, place, spelled, tokenizer
@@ -154,11 +161,20 @@ def test_where_one_text_can_follow_the_mask_is_the_tokenizers_own_next_token() -
 
 BAD = {
     "regex": ["(a", "a{2", "(?=a)b", r"(a)\1", "[z-a]", "a**" + "*" * 5000, "(" * 30_000 + ")" * 30_000],
-    "grammar": ["", "start: foo", "nonsense", 'start: "a', "start: /(/", "start: " + "(" * 9000, '{"grammars": []}'],
+    "grammar": [
+        "",
+        "start: foo",
+        "nonsense",
+        'start: "a',
+        "start: /(/",
+        "start: " + "(" * 9000,
+        '{"grammars": []}',
+        'root ::= "a"',
+    ],
     "json_schema": [
         *("", "{", "3", "[1]", '""', "[" * 30_000, '{"a":' * 9000),
         *('{"type": 3}', '{"$ref": "#/nope"}', '{"$ref": "http://x.example/y"}', '{"not": {}}'),
-        *('{"type": "string", "format": "weird"}', '{"type": "string", "pattern": "("}'),
+        *('{"uniqueItems": true}', '{"type": "string", "pattern": "("}'),
     ],
 }
 
@@ -169,6 +185,53 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(kind: str, text: str) ->
         compiled(StructuredOutput(kind, text))
     assert caught.value.reason == "BAD_GRAMMAR"
     assert 20 < len(caught.value.message) < 600 and "\n" not in caught.value.message
+
+
+def spells(structure: StructuredOutput, text: str) -> bool:
+    """Whether the output may be exactly this text."""
+    cursor = compiled(structure).cursor()
+    tokens = tokenizer().encode(text, add_special_tokens=False).ids
+    places = [*tokens, END]
+    return all(allows(cursor.mask(tokens[:at]), token) for at, token in enumerate(places))
+
+
+PERSON: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("structure", "inside", "outside"),
+    [
+        (
+            StructuredOutput("json_object"),
+            ["{}", '{"a": 1, "b": [2, 3]}'],
+            ['{"a":1}', '{ "a": 1}', '{"a": 1}\n', " {}"],
+        ),
+        (StructuredOutput("json_schema", json.dumps(PERSON)), ['{"a": 1}'], ['{"a":1}', '{\n"a": 1}', "{}"]),
+        (
+            StructuredOutput("json_schema", json.dumps(PERSON | {OPTIONS_KEY: whitespace(r"[ \n]{0,2}")})),
+            ['{"a": 1}', '{"a":1}', '{\n "a" :1}'],
+            ['{\n  "a": 1}', '{\t"a": 1}'],
+        ),
+        (StructuredOutput("grammar", choice(["ja", 'a "b"\n', "是"])), ["ja", 'a "b"\n', "是"], ["jaja", "j", ""]),
+    ],
+)
+def test_json_has_the_space_that_json_dumps_writes_unless_its_schema_says_otherwise(
+    structure: StructuredOutput, inside: list[str], outside: list[str]
+) -> None:
+    assert [text for text in inside if not spells(structure, text)] == []
+    assert [text for text in outside if spells(structure, text)] == []
+
+
+def test_formats_that_nothing_constrains_are_annotations_and_names_and_values_are_not_formats() -> None:
+    """As pydantic writes `Path`, `bytes` and `IPvAnyAddress`; uniqueItems is refused by name."""
+    for name in ("path", "binary", "ipvanyaddress"):
+        assert spells(StructuredOutput("json_schema", json.dumps({"type": "string", "format": name})), '"/x"')
+    for name in FORMATS_OF_STRINGS:
+        assert not spells(StructuredOutput("json_schema", json.dumps({"type": "string", "format": name})), '"/\u00e9"')
+    schema = {"type": "object", "properties": {"format": {"enum": [{"format": "path"}]}}, "required": ["format"]}
+    assert spells(StructuredOutput("json_schema", json.dumps(schema)), '{"format": {"format": "path"}}')
+    with pytest.raises(InvalidArgument, match="uniqueItems"):
+        compiled(StructuredOutput("json_schema", '{"uniqueItems": true}'))
 
 
 def test_what_nothing_can_begin_is_refused() -> None:
