@@ -51,19 +51,19 @@ class OutputStream:
         self.on_deserted: Callable[[], None] = lambda: None
         """Called when the last client has gone."""
         self._pieces: list[str] = []
-        """Text that each token made final."""
+        """Text that goes with each settled token (see Transcript)."""
         self._ends: list[int] = []
-        """Characters of text up to and including each token's."""
-        self._tail = ""
-        """Text that became final at the end."""
+        """Characters of text up to and including each settled token's."""
         self._without_logprobs = 0
         """Leading tokens without log-probabilities: up to the last one that came from a record, which keeps none."""
         self._logprobs: list[gateway_pb2.Logprob] = []
         """Log-probabilities of the tokens behind those."""
         self._rounds: list[gateway_pb2.RoundDetails] = []
         """Details of rounds, in order; empty unless the request asked for them."""
+        self._rounds_told = 0
+        """Leading rounds whose tokens' texts are known."""
         self._shown = 0
-        """Leading tokens that are sent to clients: none behind a stop string."""
+        """Leading tokens that may be sent to clients: settled ones, of whole rounds where those are asked for."""
         self._finished: gateway_pb2.Finished | None = None
         self._failure: SlipstreamError | None = None
         self._clients = 0
@@ -82,26 +82,34 @@ class OutputStream:
         """Add output that is in the log already, with the verifier's log-probabilities and the rounds, without their
         texts, if those were asked for."""
         self.tokens += tokens
-        pieces = [self.transcript.push([token]) for token in tokens]
-        self._pieces += pieces
-        self._ends += list(accumulate(map(len, pieces), initial=self._end(len(self._ends))))[1:]
-        if rounds:
-            ends = [*(each.offset for each in rounds[1:]), len(self.tokens)]
-            for details, end in zip(rounds, ends, strict=True):
-                details.texts.extend(self._pieces[details.offset : end])
-            self._rounds += rounds
-        stopped = self.transcript.carrying() if self.transcript.stop else len(self.tokens)
-        fresh = self.tokens[self._shown : max(self._shown, stopped)]
-        self._shown += len(fresh)
         if logprobs:
-            self._logprobs += self.transcript.likelihoods(fresh, logprobs[: len(fresh)])
+            self._logprobs += self.transcript.likelihoods(tokens, logprobs)
         else:
-            self._without_logprobs, self._logprobs = self._shown, []
+            self._without_logprobs, self._logprobs = len(self.tokens), []
+        self._rounds += rounds
+        self._settle(self.transcript.push(tokens))
         self.wake()
 
     def conclude(self) -> None:
         """Make text that was held back final: no more tokens follow."""
-        self._tail = self.transcript.finish()
+        self._settle(self.transcript.finish(), last=True)
+
+    def _settle(self, texts: Sequence[str], last: bool = False) -> None:
+        """Show the tokens that are settled now, with these texts; `last`: no others follow."""
+        self._pieces += texts
+        self._ends += list(accumulate(map(len, texts), initial=self._end(len(self._ends))))[1:]
+        self._shown = len(self._pieces)
+        last = last or bool(self.transcript.stop)
+        while self._rounds_told < len(self._rounds):
+            details = self._rounds[self._rounds_told]
+            following = self._rounds[self._rounds_told + 1 : self._rounds_told + 2]
+            end = following[0].offset if following else len(self.tokens)
+            if end > self._shown and not last:
+                self._shown = min(self._shown, details.offset)
+                break
+            texts = self._pieces[details.offset : end]
+            details.texts.extend([*texts, *[""] * (end - details.offset - len(texts))])
+            self._rounds_told += 1
 
     def finish(self, finished: gateway_pb2.Finished) -> None:
         """The session ended."""
@@ -128,10 +136,10 @@ class OutputStream:
             yield self.started
             while True:
                 changed = self._changed.next_change()
-                self._take(min(offset, len(self.tokens)))  # the client may be ahead of what is known here
+                self._take(offset)
                 while offset < self._shown:
                     bound = self._without_logprobs if offset < self._without_logprobs else self._shown
-                    until = min(bound, offset + MOST_TOKENS)
+                    until = min(bound, self._shown, offset + MOST_TOKENS)
                     yield self._delta(offset, until, characters)
                     offset, characters = until, self._ahead(until, characters)
                     self._take(offset)
@@ -197,13 +205,16 @@ class OutputStream:
         return self._rounds[first:last]
 
     def _since(self, offset: int, characters: int | None) -> str:
-        """The text behind so many tokens, with the text of tokens that are not sent."""
+        """The text behind so many tokens, with what goes with no token."""
         if characters is None:
-            return "".join(self._pieces[offset:]) + self._tail
+            return "".join(self._pieces[offset:]) + self.transcript.rest
         total = len(self._pieces)
-        return self._text(characters, total) + self._tail[max(0, characters - self._end(total)) :]
+        return self._text(characters, total) + self.transcript.rest[max(0, characters - self._end(total)) :]
 
-    def _take(self, reached: int) -> None:
+    def _take(self, offset: int) -> None:
+        """A client has so many tokens. Where that is all that may be sent, the verifier does not wait for it before it
+        goes on: tokens that are held back count as taken. It may be ahead of what is known here."""
+        reached = offset if offset < self._shown else len(self.tokens)
         if reached > self.reached:
             advance, self.reached = reached - self.reached, reached
             self.wake()

@@ -43,7 +43,7 @@ def mixture(first: int, output: Output, arithmetics: int) -> bool:
 def words(output: Output, *, all_of_it: bool = True) -> str:
     """The text of some tokens; `all_of_it`: what is held back for more tokens too."""
     transcript = Transcript(tokenizer().detokenizer(), [])
-    return transcript.push(output) + (transcript.finish() if all_of_it else "")
+    return "".join(transcript.push(output) + (transcript.finish() if all_of_it else []))
 
 
 @dataclass

@@ -14,7 +14,8 @@ from gateway.api.http.choices import MOST_CHOICES, Choice, last_position
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
-from gateway.api.openai.call import Call, ChoiceStream, ending, finite
+from gateway.api.openai.call import Call, ChoiceStream, ending
+from gateway.api.openai.completion_logprobs import completion_logprobs
 from gateway.api.openai.fields import SamplingFields, Strings, TokenIds, log_unknown
 from gateway.request_context import RequestContext
 from gateway.requests.texts import text_of, tokens_of
@@ -80,12 +81,12 @@ class CompletionCall(Call):
         return self._choice(choice, echoed + choice.text, len(echoed))
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
-        choice, echoed = stream.choice, ""
-        if isinstance(event, gateway_pb2.Started):
-            echoed = "" if stream.resumed else await self._echoed(choice)
+        choice = stream.choice
+        prompt = await self._echoed(choice) if self.asked.echo else ""
+        echoed = prompt if isinstance(event, gateway_pb2.Started) and not stream.resumed else ""
         if not (echoed or choice.text or choice.finished):
             return None
-        return self._choice(choice, echoed + choice.text, stream.characters)
+        return self._choice(choice, echoed + choice.text, len(prompt) + stream.characters)
 
     async def _echoed(self, choice: Choice) -> str:
         return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""
@@ -98,23 +99,10 @@ class CompletionCall(Call):
         made: dict[str, Any] = {
             "index": choice.index,
             "text": text,
-            "logprobs": _logprobs(choice.logprobs, offset) if self.asked.logprobs is not None else None,
+            "logprobs": completion_logprobs(choice.logprobs, offset) if self.asked.logprobs is not None else None,
             **ending(choice.finished),
         }
         if self.asked.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
             made["prompt_token_ids"] = list(choice.started.prompt_token_ids)
         return made
-
-
-def _logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int) -> dict[str, Any]:
-    offsets, at = [], offset
-    for each in logprobs:
-        offsets.append(at)
-        at += len(each.token.text)
-    return {
-        "tokens": [each.token.text for each in logprobs],
-        "token_logprobs": [finite(each.logprob) for each in logprobs],
-        "top_logprobs": [{top.token.text: finite(top.logprob) for top in each.top} for each in logprobs],
-        "text_offset": offsets,
-    }

@@ -68,13 +68,13 @@ def test_text_is_held_back_no_longer_than_a_stop_string_may_be_beginning(text: s
 def feed(text: str, stops: list[str]) -> tuple[str, Transcript]:
     transcript = Transcript(Letters(), stops)
     shown = transcript.push([0 if character == "_" else ord(character) for character in text])
-    return shown + transcript.finish(), transcript
+    return "".join(shown + transcript.finish()) + transcript.rest, transcript
 
 
 def test_the_tokens_that_carry_the_text_are_the_fewest_that_do() -> None:
     for text, stops, shown, carrying in (
         ("abcdef", ["cd"], "ab", 2),
-        ("abcdef", ["a"], "", 0),
+        ("abcdef", ["a"], "", 1),
         ("abcdef", [], "abcdef", 6),
         ("abcdef", ["x"], "abcdef", 6),
         ("a_bc", ["bc"], "a_", 3),  # the character is carried by the token that made it whole
@@ -89,3 +89,22 @@ def test_the_transcript_ends_where_the_stop_strings_say(text: str, stops: list[s
     shown, transcript = feed(text, stops)
     assert (shown, transcript.stop) == expected(text, stops)
     assert len(transcript) == len(text)
+
+
+@given(text=st.text(alphabet="ab_", max_size=12), stops=STOPS)
+def test_tokens_are_settled_with_their_text_and_never_taken_back(text: str, stops: list[str]) -> None:
+    """One after the other, and the same however many come at once; those of a text that a stop string ends never
+    exceed what carries it."""
+    transcript, settled = Transcript(Letters(), stops), list[str]()
+    for number, character in enumerate(text, 1):
+        settled += transcript.push([0 if character == "_" else ord(character)])
+        assert len(settled) <= number
+        if settled and not transcript.stop:
+            assert text.startswith("".join(settled))
+    settled += transcript.finish()
+    whole, once = feed(text, stops)
+    assert "".join(settled) + transcript.rest == whole
+    assert len(settled) == transcript.carrying() == once.carrying()
+    assert transcript.carrying() >= bool(text), "a text of one token is charged as one"
+    if not transcript.stop:
+        assert len(settled) == len(text)

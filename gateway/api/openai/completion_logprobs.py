@@ -1,0 +1,50 @@
+"""Log-probabilities as `/v1/completions` has them: lists of tokens by name, and where each begins in the text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.api.openai.call import finite
+from slipstream.v1 import gateway_pb2
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+def completion_logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int) -> dict[str, Any]:
+    """`offset`: characters of the choice's text before these tokens."""
+    return {
+        "tokens": [_name(each.token) for each in logprobs],
+        "token_logprobs": [finite(each.logprob) for each in logprobs],
+        "top_logprobs": [_top(each) for each in logprobs],
+        "text_offset": _offsets([each.token.bytes for each in logprobs], offset),
+    }
+
+
+def _top(each: gateway_pb2.Logprob) -> dict[str, float]:
+    """The likeliest tokens by name, and the token itself, which may be none of them."""
+    likeliest = {_name(top.token): finite(top.logprob) for top in reversed(each.top)}  # of one name the likelier
+    return dict(reversed(likeliest.items())) | {_name(each.token): finite(each.logprob)}
+
+
+def _name(token: gateway_pb2.TokenText) -> str:
+    """A token's text; of a part of a character its bytes, as OpenAI writes them: many such tokens look the same."""
+    if token.bytes and "\ufffd" in token.text:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+    return token.text
+
+
+def _offsets(tokens: Sequence[bytes], offset: int) -> list[int]:
+    """Characters of the text before each token, for tokens that stand behind `offset` characters. A character counts
+    once all its bytes are there."""
+    whole, found, at = b"".join(tokens), list[int](), 0
+    decoder = _utf8("ignore")
+    decoder.decode(whole)
+    complete = not decoder.getstate()[0]
+    for token in tokens:
+        found.append(offset)
+        for following in range(at + 1, at + len(token) + 1):
+            offset += complete if following == len(whole) else whole[following] & 0xC0 != 0x80
+        at += len(token)
+    return found

@@ -1,0 +1,51 @@
+"""Log-probabilities of `/v1/completions`: a token's offset is into the text, whatever characters tokens divide."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.openai.completion_logprobs import completion_logprobs
+from slipstream.v1 import gateway_pb2
+
+TEXTS = st.text(alphabet="ab é日🚀", min_size=1, max_size=8)
+CUTS = st.lists(st.integers(0, 30), max_size=6)
+
+
+def logprob(token: bytes, *likeliest: tuple[bytes, float]) -> gateway_pb2.Logprob:
+    def of(token: bytes) -> gateway_pb2.TokenText:
+        return gateway_pb2.TokenText(text=token.decode(errors="replace"), bytes=token)
+
+    top = [gateway_pb2.TopLogprob(token=of(other), logprob=each) for other, each in likeliest]
+    return gateway_pb2.Logprob(token=of(token), logprob=-3.0, top=top)
+
+
+@given(TEXTS, CUTS, st.integers(0, 7))
+def test_offsets_are_into_the_text_also_where_a_stream_is_cut_within_a_character(
+    text: str, cuts: list[int], first: int
+) -> None:
+    whole = text.encode()
+    edges = sorted({0, len(whole), *(min(cut, len(whole)) for cut in cuts)})
+    tokens = [whole[start:end] for start, end in pairwise(edges)]
+    before = [whole[:start].decode(errors="ignore") for start, _ in pairwise(edges)]
+    wanted = [len(each) for each in before]
+    for parts in ([tokens], [tokens[:first], tokens[first:]]):
+        found: list[int] = []
+        for part in parts:
+            at = len(b"".join(tokens[: len(found)]).decode(errors="ignore"))
+            found += completion_logprobs([logprob(token) for token in part], at)["text_offset"]
+        assert found == wanted
+
+
+def test_a_token_without_text_moves_no_offset() -> None:
+    end = gateway_pb2.Logprob(token=gateway_pb2.TokenText(text="<|end|>"), logprob=-1.0)
+    assert completion_logprobs([logprob(b"ab"), end, logprob(b"c")], 5)["text_offset"] == [5, 7, 7]
+
+
+def test_the_token_itself_is_among_the_likeliest_and_parts_of_characters_have_names_of_their_own() -> None:
+    each = logprob(b"x", (b"\xf0", -0.5), (b"\x9f", -1.0), (b"y", -2.0))
+    (top,) = completion_logprobs([each], 0)["top_logprobs"]
+    assert top == {"bytes:\\xf0": -0.5, "bytes:\\x9f": -1.0, "y": -2.0, "x": -3.0}
+    assert list(top) == ["bytes:\\xf0", "bytes:\\x9f", "y", "x"], "the likeliest first"
