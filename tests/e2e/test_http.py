@@ -52,3 +52,31 @@ async def _check_that_shared_prefixes_are_counted(client: openai.AsyncOpenAI, ad
             usage = (await other.messages.create(**asked)).usage
             total = usage.input_tokens + (usage.cache_read_input_tokens or 0)
             assert total > tokens and (usage.input_tokens < 64) is cached
+
+
+async def test_what_comes_with_a_text_ends_where_a_stop_string_ends_it(servers: tuple[str, str]) -> None:
+    """Token ids, log-probabilities and usage are the same with candidates and without, whole and streamed."""
+    prompt = held_out(1, seed=6)[0]
+    async with openai.AsyncOpenAI(base_url=f"http://{servers[1]}/v1", api_key="none") as client:
+        asked: Any = {"model": "", "prompt": prompt, "max_tokens": 48, "temperature": 0.7, "seed": 7, "logprobs": 1}
+        extra = {"return_token_ids": True}
+        text = (await client.completions.create(**asked, extra_body=extra)).choices[0].text
+        for at in (5, 18, 30, 41):
+            asked["stop"] = text[at : at + 6]
+            found = []
+            for more in (extra, extra | {"speculation": {"disabled": True}}):
+                made = await client.completions.create(**asked, extra_body=more)
+                (choice,), usage = made.choices, made.usage
+                assert usage is not None and choice.logprobs is not None and choice.logprobs.tokens is not None
+                found.append((choice.text, choice.model_extra["token_ids"], choice.logprobs.tokens))  # type: ignore[index]
+                assert usage.completion_tokens == len(found[-1][1])
+                chunks = [
+                    chunk.choices[0]
+                    async for chunk in await client.completions.create(**asked, stream=True, extra_body=more)
+                    if chunk.choices
+                ]
+                ids = [token for chunk in chunks for token in chunk.model_extra["token_ids"]]
+                names = [name for chunk in chunks if chunk.logprobs for name in chunk.logprobs.tokens or []]
+                found.append(("".join(chunk.text for chunk in chunks), ids, names))
+            assert all(each == found[0] for each in found) and found[0][0] == text[: text.index(asked["stop"])]
+            assert len(found[0][1]) == len(found[0][2]) >= 1
