@@ -120,9 +120,13 @@ def _layers(name: str, raw: dict[str, Any], nested: dict[str, Any], target: Head
 
 
 def save_head(head: EagleHead, folder: Path, target: str, *, speculators: bool = True) -> None:
-    """Writes `config.json` and `model.safetensors`, in the layout of `speculators` (EAGLE-3 only) or the original."""
+    """Writes `config.json` and `model.safetensors`, in the layout of `speculators` (EAGLE-3 only) or the original.
+
+    Embeddings that are the target's are left out: they are most of the file where the vocabulary is large."""
     config = head.config
     tensors = {key: value.detach().clone().contiguous() for key, value in head.state_dict().items()}
+    if torch.equal(tensors[EMBEDDING], embedding_weight(target).to(tensors[EMBEDDING].dtype)):
+        del tensors[EMBEDDING]
     if config.layers and config.draft_vocabulary < config.vocabulary:
         tensors[OFFSETS] = head.target_ids - torch.arange(config.draft_vocabulary)
         tensors[KNOWN] = torch.zeros(config.vocabulary, dtype=torch.bool).index_fill_(0, head.target_ids, True)

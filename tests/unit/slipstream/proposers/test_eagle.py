@@ -103,17 +103,21 @@ def test_a_head_elsewhere_proposes_the_same(target: str, tmp_path: Path) -> None
         assert proposals(EagleProposer(head), states_of(features[:-1].to(ELSEWHERE))) == expected
 
 
-@pytest.mark.parametrize("form", ["plain", "bias", "pickled without embeddings", "speculators' names"])
+@pytest.mark.parametrize("form", ["plain", "bias", "pickled", "embeddings of its own", "speculators' names"])
 @torch.inference_mode()
 def test_eagle_1_gives_the_numbers_of_the_librarys_layer(form: str, target: str, tmp_path: Path) -> None:
     config = config_of(target, fc_bias=form == "bias")
     made = random_head(target, config)
     save_head(made, tmp_path, target)
     file = tmp_path / "model.safetensors"
-    if form.startswith("pickled"):
-        held = load_file(file)
-        del held["embed_tokens.weight"]
-        torch.save(held, tmp_path / "pytorch_model.bin")
+    assert "embed_tokens.weight" not in load_file(file), "they are the target's"
+    if form.startswith("embeddings"):
+        with torch.no_grad():
+            made.embed_tokens.weight += 0.25
+        save_head(made, tmp_path, target)
+        assert "embed_tokens.weight" in load_file(file)
+    if form == "pickled":
+        torch.save(load_file(file), tmp_path / "pytorch_model.bin")
         file.unlink()
     if form.startswith("speculators"):
         renamed = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
@@ -133,7 +137,7 @@ def test_eagle_1_gives_the_numbers_of_the_librarys_layer(form: str, target: str,
     layer.input_layernorm = torch.nn.Identity()
     own = {key.removeprefix("layers.0."): value for key, value in made.state_dict().items() if "layers.0" in key}
     layer.load_state_dict(own)
-    x = torch.cat((embedding_weight(target)[tokens], features), -1) @ made.fc.weight.T
+    x = torch.cat((made.embed_tokens.weight[tokens], features), -1) @ made.fc.weight.T
     x = x + made.fc.bias if form == "bias" else x
     mask = torch.full((LENGTH - 1, LENGTH - 1), -math.inf).triu(1)[None, None]
     rotation = LlamaRotaryEmbedding(layer_config)(x, positions)
