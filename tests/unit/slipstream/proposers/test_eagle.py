@@ -23,7 +23,7 @@ from slipstream.proposers.eagle import EagleProposer, _Growing, fuse
 from slipstream.proposers.eagle_checkpoint import load_head, save_head
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.head_file import read_target
-from slipstream.proposers.weights import embedding_weight, output_weight
+from slipstream.proposers.weights import output_weight
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
 from tests.eagle_golden import CASES, COLUMNS, LENGTH, ROWS, WIDTH, inputs
