@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from grpc_reflection.v1alpha import reflection
 
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import check_operator
@@ -23,6 +22,7 @@ from gateway.sessions.registry import Send, SessionRegistry
 from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
+from slipstream.rpc.reflection import ReflectionService
 from slipstream.rpc.server import HEALTH, service_of
 from slipstream.rpc.status_interceptor import Authorise, Context
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
@@ -47,8 +47,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
     def register(self, server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, server)
-        named = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
-        reflection.enable_server_reflection((named, HEALTH, reflection.SERVICE_NAME), server)
+        described = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+        ReflectionService([described], others=[HEALTH]).register(server)
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
         with _request_context(context) as called:

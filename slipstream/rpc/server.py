@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -105,8 +106,11 @@ class Server:
         self._health = HealthServicer()
         self._ending = False
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        named = _NamedServices(self._server)
         for register in services:
-            register(self._server)
+            register(cast(grpc.aio.Server, named))
+        self._checked = ("", *named.names)
+        """Names that health checks ask for: clients' service configurations name the service that they call."""
         self.address = self.http_address = self.health_address = self.metrics_address = ""
 
     async def start(self, listen: str, health_listen: str = "") -> str:
@@ -135,7 +139,8 @@ class Server:
         """Set what health checks answer; NOT_SERVING for good once the server is stopping."""
         ready = ready and not self._ending
         state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", state)
+        for name in self._checked:
+            await self._health.set(name, state)
 
     async def stop(self, grace_s: float) -> None:
         self._ending = True
@@ -143,6 +148,21 @@ class Server:
         await self._server.stop(grace_s)
         if self._probes is not None:
             await self._probes.stop(None)
+
+
+class _NamedServices:
+    """A server that services register with, and their names."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self.names: list[str] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        self.names.append(service)
+        self._server.add_registered_method_handlers(service, handlers)
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:

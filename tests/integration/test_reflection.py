@@ -8,7 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf import json_format, message_factory
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from slipstream.client.gateway_endpoint import digest, new_key
@@ -35,6 +37,29 @@ async def test_a_generic_client_generates(setting: Setting) -> None:
     events = await asyncio.to_thread(call, front.gateway.address, "Generate", request)
     assert [next(iter(event)) for event in events][:2] == ["started", "delta"]
     assert events[-1]["finished"] and (await asyncio.to_thread(call, front.gateway.address, "ListModels", {}))
+
+
+def symbols(address: str, service: str, *names: str) -> list[str]:
+    """The file that each name is in, by a reflection service of this name."""
+    with grpc.insecure_channel(address) as line:
+        ask = line.stream_stream(
+            f"/{service}/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        requests = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in names]
+        answers = list(ask(iter(requests), timeout=60))
+    files = [each.file_descriptor_response.file_descriptor_proto for each in answers]
+    return [FileDescriptorProto.FromString(found[0]).name if found else "" for found in files]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_tools_of_either_version_find_services_methods_and_messages(setting: Setting, version: str) -> None:
+    front = await setting.front(setting.verifier())
+    names = (SERVICE, f"{SERVICE}.Generate", "slipstream.v1.GenerateRequest", f"{SERVICE}.Nothing")
+    reflection = f"grpc.reflection.{version}.ServerReflection"
+    found = await asyncio.to_thread(symbols, front.gateway.address, reflection, *names)
+    assert found == ["slipstream/v1/gateway.proto"] * 3 + [""]
 
 
 async def test_reflection_needs_a_key_as_every_service_does(setting: Setting, tmp_path: Path) -> None:
