@@ -83,7 +83,7 @@ class SessionRun:
         self._drafters = DrafterAssignment(resolved, context.router)
         self.stats = RequestStats.of_request(resolved, context.clock, arrived_at, context.router.predicts)
         self.stats.arithmetics = self._written
-        self._observers = context.observers.watch_session(
+        self._observer = context.observers.watch_session(
             session_id, resolved, self.stats, from_beginning=from_beginning
         )
         self._verifier: VerifierWorker | None = None
@@ -132,8 +132,7 @@ class SessionRun:
         """Run the session to its end, which clients receive by the stream, as an error where it is one. Raises Aborted
         where another owner took the session and continues it."""
         bind_contextvars(session=self.id)
-        for observer in self._observers:
-            observer.run_began()
+        self._observer.run_began()
         outcome = "failed"
         try:
             finished = self._finish_text(await self._decode())
@@ -157,15 +156,13 @@ class SessionRun:
             occupancy = self._drafters.occupancy
             await self._record_end(finished)
             self._stream.finish(finished)
-            for observer in self._observers:
-                observer.session_finished(finished, occupancy)
+            self._observer.session_finished(finished, occupancy)
         finally:
             self._report_ended(outcome)
 
     def _report_ended(self, outcome: str) -> None:
         self.ended.set()
-        for observer in self._observers:
-            observer.run_ended(outcome)
+        self._observer.run_ended(outcome)
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
@@ -188,8 +185,7 @@ class SessionRun:
     def _update_drafters(self, session: VerifierSession, received: Received) -> None:
         self._drafters.apply_received(received)
         if received.events:
-            for observer in self._observers:
-                observer.drafters_reported(received.events)
+            self._observer.drafters_reported(received.events)
         if self._drafters.reassign(self._length, hurry=bool(received.events)):
             session.attach_drafters(self._drafters.addresses)
 
@@ -198,8 +194,7 @@ class SessionRun:
         if self._opened:  # the next epoch fences off what the former verifier may still send
             await self._raise_epoch()
             self.stats.rehomed += 1
-            for observer in self._observers:
-                observer.reopening()
+            self._observer.reopening()
         self._opened = True
         await self._stream.wait_for_clients(self._config.credit_tokens, lambda: self._cancelled)
         prefixes = self._prefixes()
@@ -232,8 +227,7 @@ class SessionRun:
         spans = opened(self._spans, len(self._stream.tokens), arithmetic)
         if before and spans and arithmetic != before:
             log.warning("the text goes on with arithmetic %s, and was written by %s so far", arithmetic, before)
-            for observer in self._observers:
-                observer.arithmetic_changed(before, arithmetic, self._length)
+            self._observer.arithmetic_changed(before, arithmetic, self._length)
         if spans != self._spans:
             self._spans = spans
             await self._raise_epoch()
@@ -248,8 +242,7 @@ class SessionRun:
     async def _wait_for_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far; where none came in time and the text may be mixed,
         one of another. None when the session was cancelled meanwhile. Raises Unavailable when no verifier came."""
-        for observer in self._observers:
-            observer.verifier_wait_began()
+        self._observer.verifier_wait_began()
         try:
             async with asyncio.timeout(self._config.rehoming_wait_s):
                 while not self._cancelled:
@@ -264,8 +257,7 @@ class SessionRun:
                 return other
             raise self._nowhere() from error
         finally:
-            for observer in self._observers:
-                observer.verifier_wait_ended()
+            self._observer.verifier_wait_ended()
 
     def _choose_verifier(self, prefixes: Sequence[bytes], *, waited: bool = False) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far, preferably one that has not failed this session.
@@ -310,23 +302,19 @@ class SessionRun:
         counted: tokens whose write was interrupted are in no counter, rather than in two."""
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
-            for observer in self._observers:
-                observer.commit_began()
+            self._observer.commit_began()
             try:
                 await self._log.append(tokens)
             except BaseException as error:
-                for observer in self._observers:
-                    observer.commit_ended(rounds, error)
+                self._observer.commit_ended(rounds, error)
                 raise
-            for observer in self._observers:
-                observer.commit_ended(rounds, None)
+            self._observer.commit_ended(rounds, None)
             shown = len(self._stream.tokens)
             details = list(describe_rounds(rounds, self.stats, shown)) if self._resolved.rounds else ()
             self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs], details)
         for done in rounds:
             self.stats.add_round(done)
-            for observer in self._observers:
-                observer.round_shown(done)
+            self._observer.round_shown(done)
 
     def _add_credit(self, tokens: int) -> None:
         """The farthest client took so many more tokens: the verifier may generate as many. A slow client gives none."""
@@ -345,8 +333,7 @@ class SessionRun:
             self._avoid.add(self._verifier)
         if error.reason == STEP_FAILED:
             self._return_at = asyncio.get_running_loop().time() + self._failed_steps.next_delay_s()
-        for observer in self._observers:
-            observer.verifier_lost(error)
+        self._observer.verifier_lost(error)
         self._leave_verifier()
         mendable = isinstance(error, (Unavailable, ResourceExhausted))
         if not mendable or self._blame + end.blame > self._config.rehomings:
@@ -381,8 +368,7 @@ class SessionRun:
             self._router.affinity.note(self._prefixes(), self._verifier)
         if self._verifier_session is not None:
             self._verifier_session.close()
-            for observer in self._observers:
-                observer.verifier_left(complete=bool(self._completed()))
+            self._observer.verifier_left(complete=bool(self._completed()))
         self._verifier_session = self._verifier = None
 
     async def _suspend(self, error: SlipstreamError | None = None) -> None:
@@ -412,6 +398,5 @@ class SessionRun:
         request.key.CopyFrom(types_pb2.SessionKey(id=self.id, epoch=self._log.epoch))
         request.credit = max(1, self._config.credit_tokens - self._stream.lag)
         request.arithmetic = verifier.announced
-        for observer in self._observers:
-            observer.opening(verifier.address, request)
+        self._observer.opening(verifier.address, request)
         return request
