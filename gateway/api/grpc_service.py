@@ -51,6 +51,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         ReflectionService([described], others=[HEALTH]).register(server)
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
+        # A client that disconnects cancels this call; `SessionRegistry._send_events` then stops the session.
         with _request_context(context) as called:
             await self._sessions.generate(request, called, _sender(context, gateway_pb2.GenerateResponse))
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from gateway.auth.tenant import TokenReservation, caller
@@ -26,6 +26,7 @@ from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
 from gateway.sessions.run import GatewayContext, SessionRun
+from gateway.sessions.state import SessionLife, SessionState
 from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.store.write_behind import WriteBehindQueue
@@ -71,13 +72,15 @@ class SessionEntry:
     """What a client that resumed the session here said about `mixed_arithmetic`."""
     tokens_here: int = 0
     """Output tokens that were generated here."""
-    stopping: bool = False
+    life: SessionLife = field(default_factory=SessionLife)
 
     def stop(self) -> None:
-        """End the task soon; it releases the session. Acts once: the task's last writes must not be interrupted."""
-        if self.task is not None and not self.stopping:
-            self.stopping = True
-            if self.run is None or not self.run.ending:
+        """End the task soon: the run closes the session on its verifier, where its KV is free before the next step, and
+        releases it. Acts once, and interrupts no last writes."""
+        if self.task is not None and not self.life.left:
+            ending = self.life.state is SessionState.ENDING
+            self.life.enter(SessionState.LEFT)
+            if not ending:
                 self.task.cancel()
 
     def choose_mixed(self, mixed: bool | None) -> None:
@@ -96,7 +99,7 @@ class SessionEntry:
     async def follow_log(self, record: SessionRecord) -> None:
         """Copy the log to the stream until the session ends or has no owner; then take it up here. Raises what the
         store raises."""
-        while self.apply_record(record) and not self.stopping:
+        while self.apply_record(record) and not self.life.left:
             if self.ownership.may_take(record):
                 with contextlib.suppress(Aborted):  # another gateway was faster, or took it later
                     log = await self._take_up()
@@ -108,12 +111,13 @@ class SessionEntry:
 
     async def _run_session(self, log: SessionLog, arrived_at: float) -> None:
         before = len(self.stream.tokens)
-        self.run = SessionRun(self.id, self.resolved, self.context, log, self.stream, arrived_at)
+        self.run = SessionRun(self.id, self.resolved, self.context, log, self.stream, self.life, arrived_at)
         self.choose_mixed(self.mixed)
         try:
             await self.run.run()
         finally:
             self.run = None
+            self.life.end_run()
             self.params = log.params
             self.tokens_here += len(self.stream.tokens) - before
             self.epoch = log.epoch_written
@@ -194,7 +198,7 @@ class SessionRegistry:
             observer.generate_requested(request)
             with self._context.observers.admitting():
                 stream = await self._start_session(request, texts, keep)
-            await _send_events(stream.follow(), observer, send)
+            await self._send_events(stream, stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
         """Send what the client does not have yet. Raises NotFound, FailedPrecondition for a text of another vocabulary,
@@ -204,7 +208,23 @@ class SessionRegistry:
             revision = request.revision if request.HasField("revision") else None
             mixed = request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None
             stream = await self._open_stream(request.session_id, revision, mixed)
-            await _send_events(stream.follow(request.offset, characters, revision), observer, send)
+            await self._send_events(stream, stream.follow(request.offset, characters, revision), observer, send)
+
+    async def _send_events(
+        self, stream: OutputStream, events: AsyncGenerator[Event, None], observer: RequestObserver, send: Send
+    ) -> None:
+        """Send events until they end or the client disconnects, which cancels this call. When the last client has gone
+        its session is stopped, and waits in its record for `resume`."""
+        try:
+            # Sent instead of yielded: when a client leaves, its stream stops being followed at once.
+            async with aclosing(events) as following:
+                async for event in following:
+                    observer.event_sent(event)
+                    await send(event)
+        finally:
+            entry = self._entries.get(stream.started.session_id)
+            if entry is not None and entry.stream is stream and not stream.followed:
+                entry.stop()
 
     async def _start_session(
         self, request: gateway_pb2.GenerateRequest, texts: Texts | None, keep: Keep | None
@@ -239,7 +259,7 @@ class SessionRegistry:
         the text that the client has, if it sent that. `mixed`: as in ResumeRequest. Raises NotFound,
         FailedPrecondition for a text of another vocabulary, and what RequestValidator raises."""
         while entry := self._entry_of_caller(session_id):
-            if entry.stopping and entry.task is not None:
+            if entry.life.left and entry.task is not None:
                 await asyncio.wait([entry.task])
             elif await self._is_current(entry, revision):
                 entry.choose_mixed(mixed)
@@ -269,7 +289,7 @@ class SessionRegistry:
             return True
         record = await self.read_record(entry.id)
         if same_request(record.params, entry.params):
-            return not entry.stopping
+            return not entry.life.left
         entry.apply_record(record)
         await self._let_go(entry)
         return False
@@ -404,8 +424,8 @@ class SessionRegistry:
     @property
     def stuck(self) -> bool:
         """Whether no session can go on: none has a verifier, and there is none."""
-        decided = any(entry.run is not None and entry.run.decided for entry in self._entries.values())
-        return not decided and not self._context.router.ready
+        decoding = any(entry.life.decoding for entry in self._entries.values())
+        return not decoding and not self._context.router.ready
 
     async def close(self) -> None:
         """Let every session go, all at once, and take no others; other gateways may take them up."""
@@ -429,7 +449,6 @@ class SessionRegistry:
         stream = self._new_stream(record)
         entry = SessionEntry(record.id, resolved, stream, self._context, self._ownership, record.params, record.epoch)
         self._entries[record.id] = entry
-        stream.on_deserted = entry.stop
         return entry
 
     def _start_task(
@@ -515,14 +534,6 @@ class SessionRegistry:
     def _count(self) -> int:
         """Sessions here, and other requests that may become one."""
         return len(self._entries) + self._arriving - 1
-
-
-async def _send_events(events: AsyncGenerator[Event, None], observer: RequestObserver, send: Send) -> None:
-    # Sent instead of yielded: when a client leaves, its stream stops being followed at once.
-    async with aclosing(events) as following:
-        async for event in following:
-            observer.event_sent(event)
-            await send(event)
 
 
 def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:

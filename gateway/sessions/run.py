@@ -26,6 +26,7 @@ from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats, describe_rounds
+from gateway.sessions.state import SessionLife, SessionState
 from gateway.store.session_log import SessionLog
 from slipstream.concurrency import Backoff
 from slipstream.errors import ARITHMETIC_GONE, STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable
@@ -65,10 +66,12 @@ class SessionRun:
         context: GatewayContext,
         log: SessionLog,
         stream: OutputStream,
+        life: SessionLife,
         arrived_at: float,
     ) -> None:
         """`arrived_at`: monotonic seconds, from which the client's waiting is counted."""
         self.id = session_id
+        self._life = life
         self._resolved = resolved
         self._router = context.router
         self._config = context.config
@@ -96,20 +99,12 @@ class SessionRun:
         self._failed_steps = Backoff(first_s=0.5)
         self._return_at = 0.0
         """Loop time before which those are not tried again: what is wrong with their model may pass."""
-        self._cancelled = False
-        self.ending = False
-        """Whether nothing is left to do but to write how the session ended."""
         self.ended = asyncio.Event()
         stream.on_taken = self._add_credit
 
-    @property
-    def decided(self) -> bool:
-        """Whether the session is open on a verifier."""
-        return self._verifier_session is not None
-
     def cancel(self) -> None:
         """End soon; KV memory on the verifier is free at once."""
-        self._cancelled = True
+        self._life.enter(SessionState.CANCELLED)
         if self._verifier_session is not None:
             self._verifier_session.close()
             self._verifier_session.end(SessionEnded(FINISH_REASON_CANCELLED))
@@ -132,6 +127,7 @@ class SessionRun:
         """Run the session to its end, which clients receive by the stream, as an error where it is one. Raises Aborted
         where another owner took the session and continues it."""
         bind_contextvars(session=self.id)
+        self._life.enter(SessionState.WAITING)
         self._observer.run_began()
         outcome = "failed"
         try:
@@ -166,7 +162,7 @@ class SessionRun:
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
-        while not self._cancelled:
+        while not self._life.cancelled:
             if self._stream.transcript.stop:  # perhaps in what an earlier owner wrote
                 return FINISH_REASON_STOP
             if self._verifier_session is None and (reason := self._completed()):
@@ -196,7 +192,7 @@ class SessionRun:
             self.stats.rehomed += 1
             self._observer.reopening()
         self._opened = True
-        await self._stream.wait_for_clients(self._config.credit_tokens, lambda: self._cancelled)
+        await self._stream.wait_for_clients(self._config.credit_tokens, lambda: self._life.cancelled)
         prefixes = self._prefixes()
         verifier = await self._wait_for_verifier(prefixes)
         if verifier is None:
@@ -207,6 +203,7 @@ class SessionRun:
             return None
         session = verifier.new_session()
         self._verifier, self._verifier_session = verifier, session
+        self._life.enter(SessionState.DECODING)
         self._router.affinity.note(prefixes, verifier)
         self._drafters.forget_lost_links()
         self._drafters.reassign(self._length, hurry=True)
@@ -245,7 +242,7 @@ class SessionRun:
         self._observer.verifier_wait_began()
         try:
             async with asyncio.timeout(self._config.rehoming_wait_s):
-                while not self._cancelled:
+                while not self._life.cancelled:
                     if verifier := self._choose_verifier(prefixes):
                         return verifier
                     with contextlib.suppress(TimeoutError):
@@ -370,10 +367,11 @@ class SessionRun:
             self._verifier_session.close()
             self._observer.verifier_left(complete=bool(self._completed()))
         self._verifier_session = self._verifier = None
+        self._life.enter(SessionState.WAITING)
 
     async def _suspend(self, error: SlipstreamError | None = None) -> None:
         """Leave nothing of the session but its record, which any gateway may take up."""
-        self.ending = True
+        self._life.enter(SessionState.ENDING)
         self._leave_verifier()
         self._drafters.release_all()
         if error is not None and self._log.gave_up:  # clients need not wait for a store that does not answer
@@ -383,7 +381,7 @@ class SessionRun:
 
     async def _record_end(self, finished: gateway_pb2.Finished) -> None:
         """Write the outcome for clients that ask later. A store that refuses it changes nothing for those here."""
-        self.ending = True
+        self._life.enter(SessionState.ENDING)
         self._leave_verifier()
         self._drafters.release_all()
         self.stats.close()
