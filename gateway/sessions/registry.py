@@ -111,7 +111,7 @@ class SessionEntry:
 
     async def _run_session(self, log: SessionLog, arrived_at: float) -> None:
         before = len(self.stream.tokens)
-        self.run = SessionRun(self.id, self.resolved, self.context, log, self.stream, self.life, arrived_at)
+        self.run = SessionRun(self.resolved, self.context, log, self.stream, self.life, arrived_at)
         self.choose_mixed(self.mixed)
         try:
             await self.run.run()

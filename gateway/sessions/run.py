@@ -61,7 +61,6 @@ class SessionRun:
 
     def __init__(
         self,
-        session_id: str,
         resolved: ResolvedRequest,
         context: GatewayContext,
         log: SessionLog,
@@ -70,7 +69,7 @@ class SessionRun:
         arrived_at: float,
     ) -> None:
         """`arrived_at`: monotonic seconds, from which the client's waiting is counted."""
-        self.id = session_id
+        self.id = log.id
         self._life = life
         self._resolved = resolved
         self._router = context.router
@@ -86,9 +85,7 @@ class SessionRun:
         self._drafters = DrafterAssignment(resolved, context.router)
         self.stats = RequestStats.of_request(resolved, context.clock, arrived_at, context.router.predicts)
         self.stats.arithmetics = self._written
-        self._observer = context.observers.watch_session(
-            session_id, resolved, self.stats, from_beginning=from_beginning
-        )
+        self._observer = context.observers.watch_session(self.id, resolved, self.stats, from_beginning=from_beginning)
         self._verifier: VerifierWorker | None = None
         self._verifier_session: VerifierSession | None = None
         self._opened = False
