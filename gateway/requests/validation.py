@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from gateway.auth.tenant import Tenant, caller
+from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.texts import RequestText, Texts, message_of, part_of, text_of, tokens_of
@@ -50,6 +50,7 @@ class RequestValidator:
     async def resolve(
         self,
         request: Asked,
+        tenant: Tenant,
         running: int,
         session_id: str = "",
         prompt: Sequence[int] | None = None,
@@ -62,7 +63,6 @@ class RequestValidator:
         again = prompt is not None
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
-        tenant = caller()
         _check_labels(request)
         _check_names(request)
         model = self._router.model(request.model)
@@ -76,10 +76,10 @@ class RequestValidator:
         predicted = self._predicted(request.prediction) if texts.prediction is None else texts.prediction
         if not again:
             _check_room(texts, predicted, model, tenant)
-        structure = await self._structure(request, model, stop_token_ids)
+        structure = await self._structure(request, model, stop_token_ids, tenant)
         most = tenant.most_prompt(model.max_length - 1)
-        prompt = texts.prompt.kept(_checked_prompt(await texts.prompt.tokens(most), model))
-        prediction = predicted.kept(_checked_prediction(await predicted.tokens(most), model))
+        prompt = texts.prompt.kept(_checked_prompt(await texts.prompt.tokens(most, tenant), model))
+        prediction = predicted.kept(_checked_prediction(await predicted.tokens(most, tenant), model))
         check_annotation(request.annotation, len(prompt))
         tenant.check_prompt(max(len(prompt), len(prediction)))
         max_length = min(len(prompt) + most_output, model.max_length)
@@ -120,24 +120,28 @@ class RequestValidator:
         )
 
     async def revise(
-        self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], change: gateway_pb2.RollbackRequest
+        self,
+        stored: gateway_pb2.StoredRequest,
+        tenant: Tenant,
+        prompt: Sequence[int],
+        change: gateway_pb2.RollbackRequest,
     ) -> tuple[ResolvedRequest, tuple[int, ...]]:
         """Resolve the rest of a session that is rolled back, and the tokens of the edit. Changes `stored`."""
         if change.HasField("seed"):
             stored.sampling.seed = change.seed
         if change.HasField("max_tokens"):
             stored.max_tokens = change.max_tokens
-        resolved = await self.resolve(stored, 0, prompt=prompt)
+        resolved = await self.resolve(stored, tenant, 0, prompt=prompt)
         most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
             _check_edit(self._tokenizer.least_tokens(change.text), change, most)
-            edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []
+            edit: Sequence[int] = await self._tokenizer.encode_middle(change.text, tenant) if change.text else []
         else:
             edit = change.token_ids.token_ids
         _check_edit(len(edit), change, most)
         _check_tokens("the edit", max(edit, default=0), resolved.model)
         written = min(stored.edited_tokens, change.output_tokens) + len(edit)
-        caller().check_prompt(len(prompt) + written)
+        tenant.check_prompt(len(prompt) + written)
         return replace(resolved, revision=stored.revision + 1, edited=written), tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
@@ -164,7 +168,7 @@ class RequestValidator:
         return tuple(drafter.as_address() for drafter in drafters)
 
     async def _structure(
-        self, request: Asked, model: types_pb2.ModelInfo, ends: tuple[int, ...]
+        self, request: Asked, model: types_pb2.ModelInfo, ends: tuple[int, ...], tenant: Tenant
     ) -> StructuredOutput | None:
         """Compiles the structure, so that an error in it is returned before anything else is spent."""
         structure = proto_conversion.structure_from_proto(request.structured_output)
@@ -175,7 +179,7 @@ class RequestValidator:
                 "A structured output ends, and then nothing but an end-of-text token can follow; leave ignore_eos out.",
                 reason="ENDLESS_GRAMMAR",
             )
-        await self._tokenizer.compile(structure, model, caller().salt(request.cache_salt), caller().id)
+        await self._tokenizer.compile(structure, model, tenant.salt(request.cache_salt), tenant.id)
         return structure
 
     def _texts(self, request: Asked, prompt: Sequence[int] | None) -> Texts:

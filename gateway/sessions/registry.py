@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from gateway.auth.tenant import TokenReservation, caller
+from gateway.auth.tenant import Tenant, TokenReservation
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.texts import Texts
@@ -197,7 +197,7 @@ class SessionRegistry:
         with self._client(), self._context.observers.watch_request("generate", context) as observer:
             observer.generate_requested(request)
             with self._context.observers.admitting():
-                stream = await self._start_session(request, texts, keep)
+                stream = await self._start_session(request, context.tenant, texts, keep)
             await self._send_events(stream, stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
@@ -207,7 +207,7 @@ class SessionRegistry:
             characters = request.characters if request.HasField("characters") else None
             revision = request.revision if request.HasField("revision") else None
             mixed = request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None
-            stream = await self._open_stream(request.session_id, revision, mixed)
+            stream = await self._open_stream(request.session_id, context.tenant, revision, mixed)
             await self._send_events(stream, stream.follow(request.offset, characters, revision), observer, send)
 
     async def _send_events(
@@ -227,7 +227,7 @@ class SessionRegistry:
                 entry.stop()
 
     async def _start_session(
-        self, request: gateway_pb2.GenerateRequest, texts: Texts | None, keep: Keep | None
+        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, texts: Texts | None, keep: Keep | None
     ) -> OutputStream:
         """The stream of a new session, in the log and running. Raises what RequestValidator, `keep` and the store
         raise."""
@@ -235,10 +235,10 @@ class SessionRegistry:
         self._check_open()
         session_id = self._new_id()
         with self._arrival():
-            resolved = await self._validator.resolve(request, self._count, session_id, texts=texts)
+            resolved = await self._validator.resolve(request, tenant, self._count, session_id, texts=texts)
             if keep is not None:
                 resolved = replace(resolved, response=await keep(len(resolved.prompt)))
-            reservation = await _reserve(resolved, 0)
+            reservation = await _reserve(tenant, resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
                 record = SessionRecord(session_id, 1, params, len(resolved.prompt), resolved.prompt)
@@ -253,61 +253,61 @@ class SessionRegistry:
         return entry.stream
 
     async def _open_stream(
-        self, session_id: str, revision: int | None = None, mixed: bool | None = None
+        self, session_id: str, tenant: Tenant, revision: int | None = None, mixed: bool | None = None
     ) -> OutputStream:
         """The session's stream, whichever gateway runs it; one that ended needs nothing but its record. `revision`: of
         the text that the client has, if it sent that. `mixed`: as in ResumeRequest. Raises NotFound,
         FailedPrecondition for a text of another vocabulary, and what RequestValidator raises."""
-        while entry := self._entry_of_caller(session_id):
+        while entry := self._entry_of(session_id, tenant):
             if entry.life.left and entry.task is not None:
                 await asyncio.wait([entry.task])
-            elif await self._is_current(entry, revision):
+            elif await self._is_current(entry, tenant, revision):
                 entry.choose_mixed(mixed)
                 return entry.stream
         with self._arrival():
-            record = await self.read_record(session_id)
-            stored = self._check_vocabulary(stored_request(record))
+            record = await self.read_record(session_id, tenant)
+            stored = self._check_vocabulary(stored_request(record, tenant))
             if record.outcome:
-                return await self._ended_stream(record)
+                return await self._ended_stream(record, stored)
             prompt = record.tokens[: record.prompt_length]
-            resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
+            resolved = await self._validator.resolve(stored, tenant, self._count, session_id, prompt)
         again = self._ownership.may_take(record) and _charged_by_resume(record, record.epoch)
-        reservation = await _reserve(resolved, len(output_of(record)), again=again)
-        if self._closing or self._entry_of_caller(session_id):  # or another client came first
+        reservation = await _reserve(tenant, resolved, len(output_of(record)), again=again)
+        if self._closing or self._entry_of(session_id, tenant):  # or another client came first
             reservation.end(0)
             self._check_open()
-            return await self._open_stream(session_id, revision, mixed)
+            return await self._open_stream(session_id, tenant, revision, mixed)
         entry = self._add_entry(record, resolved)
         entry.mixed = mixed
         self._start_task(entry, entry.follow_log(record), reservation)
         return entry.stream
 
-    async def _is_current(self, entry: SessionEntry, revision: int | None) -> bool:
+    async def _is_current(self, entry: SessionEntry, tenant: Tenant, revision: int | None) -> bool:
         """Return True if the entry's text is the session's: it may have been rolled back on another gateway, or
         the entry's last client may leave while the log is read. A client that has the entry's revision need not ask."""
         if revision == entry.stream.started.revision:
             return True
-        record = await self.read_record(entry.id)
+        record = await self.read_record(entry.id, tenant)
         if same_request(record.params, entry.params):
             return not entry.life.left
         entry.apply_record(record)
         await self._let_go(entry)
         return False
 
-    async def roll_back(self, request: gateway_pb2.RollbackRequest) -> gateway_pb2.RollbackResponse:
+    async def roll_back(self, request: gateway_pb2.RollbackRequest, tenant: Tenant) -> gateway_pb2.RollbackResponse:
         """Cut and edit the session, or a branch of it, and leave it without an owner. Raises NotFound, OutOfRange,
         Aborted where another client changes it at the same time, and what RequestValidator raises for what is left."""
-        record = await self.read_record(request.session_id)
+        record = await self.read_record(request.session_id, tenant)
         length = len(output_of(record))
         if request.output_tokens > length:
             raise OutOfRange(f"The session has {length} output tokens; keep at most those.", reason="NO_OFFSET")
-        stored, prompt = self._check_vocabulary(stored_request(record)), record.tokens[: record.prompt_length]
-        resolved, edit = await self._validator.revise(stored, prompt, request)
+        stored, prompt = self._check_vocabulary(stored_request(record, tenant)), record.tokens[: record.prompt_length]
+        resolved, edit = await self._validator.revise(stored, tenant, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
         # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
         resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record, record.epoch + 1)
         charged = len(tokens) if request.branch or resumed_free else 0
-        shared = await caller().charge(charged)
+        shared = await tenant.charge(charged)
         try:
             if request.branch:
                 spans = cut(spans_of(record.params), request.output_tokens, len(edit))
@@ -317,7 +317,7 @@ class SessionRegistry:
                 cutting = self._cut(record, request.output_tokens, edit, resolved.params())
                 session_id, epoch = record.id, await _uninterrupted(cutting)
         except SlipstreamError:
-            caller().give_back(charged, shared=shared)
+            tenant.give_back(charged, shared=shared)
             raise
         key = types_pb2.SessionKey(id=session_id, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
@@ -340,11 +340,11 @@ class SessionRegistry:
         await self._ownership.create_branch(record)
         return record.id
 
-    async def cancel(self, session_id: str) -> None:
+    async def cancel(self, session_id: str, tenant: Tenant) -> None:
         """End the session, wherever it runs; it has ended when this returns. Nothing happens to one that had."""
-        if run := self.running(session_id):
+        if run := self.running(session_id, tenant):
             run.cancel()  # at once, whatever the store does
-        await self.read_record(session_id)
+        await self.read_record(session_id, tenant)
         await _uninterrupted(self._cancel(session_id))
 
     async def _cancel(self, session_id: str) -> None:
@@ -355,17 +355,18 @@ class SessionRegistry:
                 await run.ended.wait()
             await self._ownership.finish_cancelled(session_id)
 
-    async def describe(self, session_id: str) -> gateway_pb2.GetSessionResponse:
+    async def describe(self, session_id: str, tenant: Tenant) -> gateway_pb2.GetSessionResponse:
         """The session's record. Raises what `read_record` raises."""
-        return self._described(await self.read_record(session_id))
+        return self._described(await self.read_record(session_id, tenant), tenant)
 
-    async def describe_response(self, session_id: str) -> tuple[gateway_pb2.GetSessionResponse, bytes]:
+    async def describe_response(self, session_id: str, tenant: Tenant) -> tuple[gateway_pb2.GetSessionResponse, bytes]:
         """The session's record, and what a gateway kept with it as a response. Raises what `read_record` raises."""
-        record = await self.read_record(session_id)
-        return self._described(record), stored_request(record).response
+        record = await self.read_record(session_id, tenant)
+        return self._described(record, tenant), stored_request(record, tenant).response
 
-    def _described(self, record: SessionRecord) -> gateway_pb2.GetSessionResponse:
-        stored, finished, run = stored_request(record), finished_of(record), self.running(record.id)
+    def _described(self, record: SessionRecord, tenant: Tenant) -> gateway_pb2.GetSessionResponse:
+        stored, finished = stored_request(record, tenant), finished_of(record)
+        run = self.running(record.id, tenant)
         return gateway_pb2.GetSessionResponse(
             key=types_pb2.SessionKey(id=record.id, epoch=record.epoch),
             model=stored.model,
@@ -378,23 +379,23 @@ class SessionRegistry:
             arithmetics=[each for each in stored.arithmetics if each.arithmetic],
         )
 
-    async def read_events(self, session_id: str) -> list[Event]:
+    async def read_events(self, session_id: str, tenant: Tenant) -> list[Event]:
         """All events of a session that ended. Raises FailedPrecondition for one that goes on, or has a text of another
         vocabulary, and what `read_record` raises."""
-        record = await self.read_record(session_id)
-        self._check_vocabulary(stored_request(record))
+        record = await self.read_record(session_id, tenant)
+        stored = self._check_vocabulary(stored_request(record, tenant))
         if not record.outcome:
             raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
-        return [event async for event in (await self._ended_stream(record)).follow()]
+        return [event async for event in (await self._ended_stream(record, stored)).follow()]
 
-    async def read_record(self, session_id: str) -> SessionRecord:
+    async def read_record(self, session_id: str, tenant: Tenant) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
         expired, or is another tenant's."""
         if not 1 <= len(session_id) <= MAX_ID_CHARACTERS:
             raise store_error("MISSING", session_id[:MAX_ID_CHARACTERS], 0, 0)
         await self._ownership.flush_writes(session_id)
         record = await self._ownership.store.read(session_id)
-        stored_request(record)  # raises for another tenant's
+        stored_request(record, tenant)  # raises for another tenant's
         return record
 
     @property
@@ -402,9 +403,9 @@ class SessionRegistry:
         """Number of sessions here."""
         return len(self._entries)
 
-    def running(self, session_id: str) -> SessionRun | None:
-        """The run of one of the caller's sessions, if it runs here."""
-        entry = self._entry_of_caller(session_id)
+    def running(self, session_id: str, tenant: Tenant) -> SessionRun | None:
+        """The run of one of the tenant's sessions, if it runs here."""
+        entry = self._entry_of(session_id, tenant)
         return None if entry is None else entry.run
 
     # Calls of the process.
@@ -441,12 +442,12 @@ class SessionRegistry:
         if self._closing:
             raise suspended(self._context.config.alone)
 
-    def _entry_of_caller(self, session_id: str) -> SessionEntry | None:
+    def _entry_of(self, session_id: str, tenant: Tenant) -> SessionEntry | None:
         entry = self._entries.get(session_id)
-        return entry if entry is not None and entry.resolved.owner == caller().name else None
+        return entry if entry is not None and entry.resolved.owner == tenant.name else None
 
     def _add_entry(self, record: SessionRecord, resolved: ResolvedRequest) -> SessionEntry:
-        stream = self._new_stream(record)
+        stream = self._new_stream(record, gateway_pb2.StoredRequest.FromString(record.params))
         entry = SessionEntry(record.id, resolved, stream, self._context, self._ownership, record.params, record.epoch)
         self._entries[record.id] = entry
         return entry
@@ -491,16 +492,15 @@ class SessionRegistry:
             )
         return stored
 
-    async def _ended_stream(self, record: SessionRecord) -> OutputStream:
-        stream = self._new_stream(record)
+    async def _ended_stream(self, record: SessionRecord, stored: gateway_pb2.StoredRequest) -> OutputStream:
+        stream = self._new_stream(record, stored)
         for start in range(record.prompt_length, len(record.tokens), PIECE):
             stream.append_tokens(record.tokens[start : start + PIECE])
             await asyncio.sleep(0)  # other sessions' tokens do not wait for all of a long text
         _finish_stream(stream, record)
         return stream
 
-    def _new_stream(self, record: SessionRecord) -> OutputStream:
-        stored = stored_request(record)
+    def _new_stream(self, record: SessionRecord, stored: gateway_pb2.StoredRequest) -> OutputStream:
         started = gateway_pb2.Started(
             session_id=record.id,
             seed=stored.sampling.seed,
@@ -550,11 +550,13 @@ def _charged_by_resume(record: SessionRecord, epoch: int) -> bool:
     return epoch - moves_of(record.params) > FREE_EPOCHS
 
 
-async def _reserve(resolved: ResolvedRequest, generated: int, *, again: bool = False) -> TokenReservation:
-    """The caller's tokens for what is left of a session. What was generated, or written by a rollback, was paid for,
-    unless it is computed `again` at the caller's expense."""
+async def _reserve(
+    tenant: Tenant, resolved: ResolvedRequest, generated: int, *, again: bool = False
+) -> TokenReservation:
+    """The tenant's tokens for what is left of a session. What was generated, or written by a rollback, was paid for,
+    unless it is computed `again` at the tenant's expense."""
     prompt = len(resolved.prompt) + generated if again or not generated else 0
-    return await caller().admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
+    return await tenant.admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.auth.tenant import OPEN
 from gateway.sessions.output_stream import Event
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import (
@@ -275,7 +276,7 @@ async def test_a_session_that_is_cancelled_between_two_verifiers_is_opened_on_no
     front.verifiers[1 - dead].limit = None
     await front.servers[dead].stop(0)
     await store.asked.wait()
-    session = front.gateway.sessions.running(answer.started.session_id)
+    session = front.gateway.sessions.running(answer.started.session_id, OPEN)
     assert session is not None
     session.cancel()
     store.gate.set()

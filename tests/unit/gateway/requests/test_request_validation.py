@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models, processors
 
+from gateway.auth.tenant import OPEN
 from gateway.config import GatewayConfig
 from gateway.requests import validation
 from gateway.requests.resolved_request import ResolvedRequest
@@ -40,7 +41,7 @@ def validator(config: GatewayConfig = CONFIG) -> RequestValidator:
 async def resolve(
     request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG
 ) -> ResolvedRequest:
-    return await validator(config).resolve(request, running)
+    return await validator(config).resolve(request, OPEN, running)
 
 
 def request(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -107,7 +108,7 @@ async def test_a_prediction_is_tokenized_and_dropped_where_nothing_is_drafted() 
 async def test_only_a_prompt_begins_as_the_tokenizer_begins_a_text() -> None:
     assert (await resolve(gateway_pb2.GenerateRequest(prompt="b"))).prompt == (0, 1)
     change = gateway_pb2.RollbackRequest(output_tokens=2, text="b")
-    assert (await validator().revise(gateway_pb2.StoredRequest(), [1, 2, 3], change))[1] == (1,)
+    assert (await validator().revise(gateway_pb2.StoredRequest(), OPEN, [1, 2, 3], change))[1] == (1,)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
     made = await resolve(request(**fields))
     assert made.top_logprobs == logged
     stored = gateway_pb2.StoredRequest.FromString(made.params())
-    assert await validator().resolve(stored, 0, prompt=made.prompt) == made
+    assert await validator().resolve(stored, OPEN, 0, prompt=made.prompt) == made
 
 
 async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.auth.tenant import OPEN, Tenant, TenantLimits, called_by
+from gateway.auth.tenant import OPEN, Tenant, TenantLimits
 from gateway.sessions.ownership import SessionOwnership, stored_request
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_store import SessionRecord
@@ -59,10 +59,7 @@ async def test_a_rollback_that_comes_late_does_not_repeat_itself() -> None:
 @pytest.mark.parametrize("owner", ["", "bob"])
 def test_anothers_session_looks_like_one_that_never_was(owner: str) -> None:
     record = SessionRecord("id", 1, gateway_pb2.StoredRequest(model="m", owner=owner).SerializeToString(), 1, (1,))
-    called_by(Tenant("alice", TenantLimits()))
     with pytest.raises(NotFound) as refusal:
-        stored_request(record)
+        stored_request(record, Tenant("alice", TenantLimits()))
     assert refusal.value.reason == "NO_SESSION" and "never was" in refusal.value.message
-    called_by(Tenant(owner, TenantLimits()) if owner else OPEN)
-    assert stored_request(record).model == "m"
-    called_by(OPEN)
+    assert stored_request(record, Tenant(owner, TenantLimits()) if owner else OPEN).model == "m"
