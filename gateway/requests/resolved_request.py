@@ -84,12 +84,9 @@ class ResolvedRequest:
 
     def params(self) -> bytes:
         """A serialised StoredRequest, from which the session can be resolved again."""
-        sampling = proto_conversion.sampling_to_proto(self.sampling)
-        options = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
-        zeros = {"temperature": 0.0, "seed": 0}  # set, although proto3 does not list them
         stored = gateway_pb2.StoredRequest(
             model=self.model.name,
-            sampling=gateway_pb2.SamplingOptions(**(zeros | options), logit_bias=sampling.logit_bias),
+            sampling=proto_conversion.sampling_to_proto(self.sampling),
             max_tokens=self.max_length - len(self.prompt),
             stop=self.stops,
             stop_token_ids=self.stop_token_ids,

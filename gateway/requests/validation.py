@@ -67,7 +67,10 @@ class RequestValidator:
         _check_names(request)
         model = self._router.model(request.model)
         stops = self._stops(request)
-        sampling = self._sampling(request.sampling, model)
+        proto_conversion.check_sizes(request.sampling)
+        for name, highest in proto_conversion.highest_tokens(request.sampling).items():
+            _check_tokens(name, highest, model)
+        sampling = proto_conversion.sampling_of_client(request.sampling, lambda: self._random_bits(64))
         stop_token_ids = self._stop_token_ids(request, model)
         self._check_priority(request.priority, tenant)
         top_logprobs = _top_logprobs(request)
@@ -199,19 +202,6 @@ class RequestValidator:
         if asked.WhichOneof("content") == "text" and asked.text:
             return part_of(self._tokenizer, asked.text)
         return tokens_of(asked.token_ids.token_ids)
-
-    def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> SamplingParams:
-        set_fields = {field.name: value for field, value in options.ListFields()}
-        given = {name: set_fields[name] for name in set_fields if name not in ("logit_bias", "acceptance", "seed")}
-        proto_conversion.check_bias(options.logit_bias)
-        if options.logit_bias:
-            _check_tokens("logit_bias", max(options.logit_bias), model)
-        return SamplingParams(
-            **given,
-            logit_bias=dict(options.logit_bias),
-            seed=options.seed if options.HasField("seed") else self._random_bits(64),
-            acceptance=proto_conversion.rule_name(options.acceptance),
-        )
 
     def _max_tokens(self, request: Asked, tenant: Tenant) -> int:
         asked = request.max_tokens if request.HasField("max_tokens") else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from slipstream.errors import InvalidArgument
@@ -18,7 +18,8 @@ ACCEPTANCE_RULES = ("coupled", "rejection", "typical")
 is lossy: its texts are not distributed as the target's."""
 DEPRECATED_RULES: Mapping[str, str] = MappingProxyType({"block": "rejection", "recursive": "rejection"})
 """Names of former rules, each with the rule that replaced it: the distribution of the output is the same."""
-MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_NAMED_TOKENS = 1024
+"""Tokens that one parameter may name."""
 LEAST_TEMPERATURE, LEAST_REPETITION_PENALTY = 1e-38, 1e-30
 """Smallest ones above 0. Logits are divided by them in float32, in which a smaller temperature is 0, and a logit of
 60,000 over a smaller penalty is infinite."""
@@ -64,8 +65,8 @@ class SamplingParams:
         if not 0 <= self.seed < 2**64:
             raise InvalidArgument("seed must fit in 64 unsigned bits.")
         object.__setattr__(self, "acceptance", current_rule(self.acceptance))
-        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-            raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
+        if len(self.logit_bias) > MAX_NAMED_TOKENS:
+            raise InvalidArgument(f"logit_bias names more than {MAX_NAMED_TOKENS} tokens; send fewer.")
         for token, bias in self.logit_bias.items():
             _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -92,6 +93,22 @@ class SamplingParams:
     def penalised(self) -> bool:
         """Whether penalties make the distribution depend on earlier tokens beyond what the model does."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def biased(self) -> bool:
+        """Whether tokens have a bias, whatever the text is."""
+        return bool(self.logit_bias)
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether logits are changed before temperature and cuts."""
+        return self.penalised or self.biased
+
+    def below(self, vocabulary: int) -> SamplingParams:
+        """These parameters for rows of fewer tokens than the target has."""
+        if max(self.logit_bias, default=0) < vocabulary:
+            return self
+        return replace(self, logit_bias={token: bias for token, bias in self.logit_bias.items() if token < vocabulary})
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Prefix(_message.Message):
     prompt_length: int
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ...) -> None: ...
 
-class Sampling(_message.Message):
+class SamplingOptions(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "acceptance")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")

@@ -149,7 +149,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         },
     )
     opened = served.opened
-    assert opened.sampling == types_pb2.Sampling(
+    assert opened.sampling == types_pb2.SamplingOptions(
         temperature=0.5,
         top_k=7,
         top_p=0.75,

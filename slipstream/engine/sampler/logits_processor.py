@@ -125,7 +125,7 @@ def forbid(logits: Tensor, rows: npt.NDArray[np.int64], masks: npt.NDArray[np.ui
 
 def _adjust(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """Penalties and bias, on the rows that have any."""
-    touched = [index for index, row in enumerate(rows) if row.sampling.penalised or row.sampling.logit_bias]
+    touched = [index for index, row in enumerate(rows) if row.sampling.adjusted]
     if not touched:
         return logits
     output = logits.clone()
@@ -133,11 +133,15 @@ def _adjust(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
         row = rows[index]
         if row.sampling.penalised:
             _penalise(output[index], row)
-        if row.sampling.logit_bias:
-            ids = torch.tensor(list(row.sampling.logit_bias), device=output.device)
-            bias = torch.tensor(list(row.sampling.logit_bias.values()), dtype=torch.float32, device=output.device)
-            output[index, ids] += bias
+        if row.sampling.biased:
+            add_bias(output[index], row.sampling)
     return output
+
+
+def add_bias(logits: Tensor, sampling: SamplingParams) -> None:
+    """In place on one row [V]: what the parameters add to single tokens, whatever the text is."""
+    ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
+    logits[ids] += torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=logits.device)
 
 
 def _penalise(logits: Tensor, row: SampledRow) -> None:
