@@ -82,9 +82,9 @@ class ResolvedRequest:
             round_details=self.rounds,
         )
 
-    def params(self) -> bytes:
-        """A serialised StoredRequest, from which the session can be resolved again."""
-        stored = gateway_pb2.StoredRequest(
+    def request(self) -> gateway_pb2.GenerateRequest:
+        """The request that resolves to this again, but for its prompt."""
+        request = gateway_pb2.GenerateRequest(
             model=self.model.name,
             sampling=proto_conversion.sampling_to_proto(self.sampling),
             max_tokens=self.max_length - len(self.prompt),
@@ -104,14 +104,20 @@ class ResolvedRequest:
             logprobs=self.top_logprobs is not None,
             top_logprobs=self.top_logprobs or 0,
             annotation=self.annotation,
-            response=self.response,
             min_tokens=self.min_tokens,
+            mixed_arithmetic=self.mixed_arithmetic,
+        )
+        if self.prediction:
+            request.prediction.token_ids.token_ids.extend(self.prediction)
+        return request
+
+    def params(self) -> bytes:
+        """What the session's record keeps of it: a GenerateRequest and a StoredRequest."""
+        stored = gateway_pb2.StoredRequest(
             owner=self.owner,
             revision=self.revision,
             edited_tokens=self.edited,
-            mixed_arithmetic=self.mixed_arithmetic,
+            response=self.response,
             vocabulary_fingerprint=self.vocabulary,
         )
-        if self.prediction:
-            stored.prediction.token_ids.token_ids.extend(self.prediction)
-        return stored.SerializeToString(deterministic=True)
+        return b"".join(each.SerializeToString(deterministic=True) for each in (self.request(), stored))

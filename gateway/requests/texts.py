@@ -16,6 +16,10 @@ Encode = Callable[[int, Tenant], Awaitable[Sequence[int]]]
 """Token ids, made as the tenant's work; may refuse a text of more than so many."""
 
 
+Keep = Callable[[], Awaitable[bytes]]
+"""Makes what the gateway keeps with a session."""
+
+
 class RequestText:
     """A prompt or a prediction."""
 
@@ -62,6 +66,8 @@ class Texts:
     """Choices of this prompt."""
     room: Room = field(default_factory=Room)
     """The whole request's."""
+    keep: Keep | None = None
+    """None: the gateway keeps nothing with the session beside its request."""
 
 
 def text_of(tokenizer: Tokenizer, text: str) -> RequestText:

@@ -37,8 +37,14 @@ def owner_of(params: bytes) -> str:
     return gateway_pb2.StoredRequest.FromString(params).owner
 
 
+def request_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
+    """The client's request with every default filled in, without its prompt."""
+    return gateway_pb2.GenerateRequest.FromString(record.params)
+
+
 def stored_request(record: SessionRecord, tenant: Tenant) -> gateway_pb2.StoredRequest:
-    """The request of the tenant's session. Raises NotFound for another tenant's, as for one that never was."""
+    """What the record keeps beside the request. Raises NotFound for another tenant's session, as for one that never
+    was."""
     stored = gateway_pb2.StoredRequest.FromString(record.params)
     if stored.owner != tenant.name:
         raise store_error("MISSING", record.id, 0, 0)

@@ -24,7 +24,7 @@ from gateway.routing.router import prefix_hashes
 from gateway.sessions.arithmetic import Spans, chosen, cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
-from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
+from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, request_of, stored_request
 from gateway.sessions.run import GatewayContext, SessionRun
 from gateway.sessions.state import SessionLife, SessionState
 from gateway.store.session_log import SessionLog
@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Send = Callable[[Event], Awaitable[None]]
 """Sends one event to the client, and returns once the client may have the next one."""
-Keep = Callable[[int], Awaitable[bytes]]
-"""Makes what the gateway keeps with a session whose prompt has so many tokens."""
 
 FREE_EPOCHS = 16
 """Epochs of a session, of which every run has one, after which a client that resumes it pays for the whole text again.
@@ -189,15 +187,13 @@ class SessionRegistry:
         send: Send,
         *,
         texts: Texts | None = None,
-        keep: Keep | None = None,
     ) -> None:
         """Start a session and send its events. `texts`: what it is written from, where the request does not say that.
-        `keep`: makes what the gateway keeps with it. Raises what RequestValidator, `keep` and the store raise, and what
-        ends the session."""
+        Raises what RequestValidator and the store raise, and what ends the session."""
         with self._client(), self._context.observers.watch_request("generate", context) as observer:
             observer.generate_requested(request)
             with self._context.observers.admitting():
-                stream = await self._start_session(request, context.tenant, texts, keep)
+                stream = await self._start_session(request, context.tenant, texts)
             await self._send_events(stream, stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
@@ -227,17 +223,14 @@ class SessionRegistry:
                 entry.stop()
 
     async def _start_session(
-        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, texts: Texts | None, keep: Keep | None
+        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, texts: Texts | None
     ) -> OutputStream:
-        """The stream of a new session, in the log and running. Raises what RequestValidator, `keep` and the store
-        raise."""
+        """The stream of a new session, in the log and running. Raises what RequestValidator and the store raise."""
         arrived_at = self._context.clock()
         self._check_open()
         session_id = self._new_id()
         with self._arrival():
             resolved = await self._validator.resolve(request, tenant, self._count, session_id, texts=texts)
-            if keep is not None:
-                resolved = replace(resolved, response=await keep(len(resolved.prompt)))
             reservation = await _reserve(tenant, resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
@@ -266,11 +259,11 @@ class SessionRegistry:
                 return entry.stream
         with self._arrival():
             record = await self.read_record(session_id, tenant)
-            stored = self._check_vocabulary(stored_request(record, tenant))
+            self._check_vocabulary(stored_request(record, tenant))
             if record.outcome:
-                return await self._ended_stream(record, stored)
+                return await self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
-            resolved = await self._validator.resolve(stored, tenant, self._count, session_id, prompt)
+            resolved = await self._validator.resolve(request_of(record), tenant, self._count, session_id, prompt)
         again = self._ownership.may_take(record) and _charged_by_resume(record, record.epoch)
         reservation = await _reserve(tenant, resolved, len(output_of(record)), again=again)
         if self._closing or self._entry_of(session_id, tenant):  # or another client came first
@@ -301,8 +294,9 @@ class SessionRegistry:
         length = len(output_of(record))
         if request.output_tokens > length:
             raise OutOfRange(f"The session has {length} output tokens; keep at most those.", reason="NO_OFFSET")
-        stored, prompt = self._check_vocabulary(stored_request(record, tenant)), record.tokens[: record.prompt_length]
-        resolved, edit = await self._validator.revise(stored, tenant, prompt, request)
+        stored, prompt = stored_request(record, tenant), record.tokens[: record.prompt_length]
+        self._check_vocabulary(stored)
+        resolved, edit = await self._validator.revise(request_of(record), stored, tenant, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
         # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
         resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record, record.epoch + 1)
@@ -365,17 +359,17 @@ class SessionRegistry:
         return self._described(record, tenant), stored_request(record, tenant).response
 
     def _described(self, record: SessionRecord, tenant: Tenant) -> gateway_pb2.GetSessionResponse:
-        stored, finished = stored_request(record, tenant), finished_of(record)
+        stored, request, finished = stored_request(record, tenant), request_of(record), finished_of(record)
         run = self.running(record.id, tenant)
         return gateway_pb2.GetSessionResponse(
             key=types_pb2.SessionKey(id=record.id, epoch=record.epoch),
-            model=stored.model,
-            seed=stored.sampling.seed,
+            model=request.model,
+            seed=request.sampling.seed,
             prompt_token_ids=record.tokens[: record.prompt_length],
             output_token_ids=output_of(record),
             finish_reason=finished.reason,
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
-            annotation=stored.annotation,
+            annotation=request.annotation,
             arithmetics=[each for each in stored.arithmetics if each.arithmetic],
         )
 
@@ -383,10 +377,10 @@ class SessionRegistry:
         """All events of a session that ended. Raises FailedPrecondition for one that goes on, or has a text of another
         vocabulary, and what `read_record` raises."""
         record = await self.read_record(session_id, tenant)
-        stored = self._check_vocabulary(stored_request(record, tenant))
+        self._check_vocabulary(stored_request(record, tenant))
         if not record.outcome:
             raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
-        return [event async for event in (await self._ended_stream(record, stored)).follow()]
+        return [event async for event in (await self._ended_stream(record)).follow()]
 
     async def read_record(self, session_id: str, tenant: Tenant) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
@@ -447,7 +441,7 @@ class SessionRegistry:
         return entry if entry is not None and entry.resolved.owner == tenant.name else None
 
     def _add_entry(self, record: SessionRecord, resolved: ResolvedRequest) -> SessionEntry:
-        stream = self._new_stream(record, gateway_pb2.StoredRequest.FromString(record.params))
+        stream = self._new_stream(record)
         entry = SessionEntry(record.id, resolved, stream, self._context, self._ownership, record.params, record.epoch)
         self._entries[record.id] = entry
         return entry
@@ -482,7 +476,7 @@ class SessionRegistry:
         if entry.task is not None:
             await asyncio.wait([entry.task])
 
-    def _check_vocabulary(self, stored: gateway_pb2.StoredRequest) -> gateway_pb2.StoredRequest:
+    def _check_vocabulary(self, stored: gateway_pb2.StoredRequest) -> None:
         theirs, ours = stored.vocabulary_fingerprint, self._tokenizer.fingerprint
         if theirs not in ("", ours):
             raise FailedPrecondition(
@@ -490,26 +484,26 @@ class SessionRegistry:
                 "gateway of its model.",
                 reason="VOCABULARY_MISMATCH",
             )
-        return stored
 
-    async def _ended_stream(self, record: SessionRecord, stored: gateway_pb2.StoredRequest) -> OutputStream:
-        stream = self._new_stream(record, stored)
+    async def _ended_stream(self, record: SessionRecord) -> OutputStream:
+        stream = self._new_stream(record)
         for start in range(record.prompt_length, len(record.tokens), PIECE):
             stream.append_tokens(record.tokens[start : start + PIECE])
             await asyncio.sleep(0)  # other sessions' tokens do not wait for all of a long text
         _finish_stream(stream, record)
         return stream
 
-    def _new_stream(self, record: SessionRecord, stored: gateway_pb2.StoredRequest) -> OutputStream:
+    def _new_stream(self, record: SessionRecord) -> OutputStream:
+        request, stored = request_of(record), gateway_pb2.StoredRequest.FromString(record.params)
         started = gateway_pb2.Started(
             session_id=record.id,
-            seed=stored.sampling.seed,
+            seed=request.sampling.seed,
             prompt_token_ids=record.tokens[: record.prompt_length],
-            model=stored.model,
+            model=request.model,
             revision=stored.revision,
         )
-        shown = self._tokenizer.shown if stored.logprobs else number_only
-        return OutputStream(started, Transcript(self._tokenizer.detokenizer(), stored.stop, shown))
+        shown = self._tokenizer.shown if request.logprobs else number_only
+        return OutputStream(started, Transcript(self._tokenizer.detokenizer(), request.stop, shown))
 
     def _new_id(self) -> str:
         return f"{self._context.random_bits(128):032x}"

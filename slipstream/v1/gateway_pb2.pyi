@@ -80,56 +80,22 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
-    __slots__ = ("model", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "annotation", "min_tokens", "owner", "revision", "vocabulary_fingerprint", "edited_tokens", "mixed_arithmetic", "arithmetics", "response", "moves")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
-    SPECULATION_FIELD_NUMBER: _ClassVar[int]
-    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
-    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    PREDICTION_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATION_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("owner", "revision", "vocabulary_fingerprint", "edited_tokens", "arithmetics", "response", "moves")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EDITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MIXED_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     ARITHMETICS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    sampling: _types_pb2.SamplingOptions
-    max_tokens: int
-    stop: _containers.RepeatedScalarFieldContainer[str]
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    ignore_eos: bool
-    speculation: SpeculationOptions
-    workload: str
-    cache_salt: str
-    prediction: Prediction
-    priority: int
-    structured_output: _types_pb2.StructuredOutput
-    logprobs: bool
-    top_logprobs: int
-    annotation: bytes
-    min_tokens: int
     owner: str
     revision: int
     vocabulary_fingerprint: str
     edited_tokens: int
-    mixed_arithmetic: bool
     arithmetics: _containers.RepeatedCompositeFieldContainer[ArithmeticSpan]
     response: bytes
     moves: int
-    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., annotation: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., mixed_arithmetic: _Optional[bool] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ..., moves: _Optional[int] = ...) -> None: ...
+    def __init__(self, owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class ArithmeticSpan(_message.Message):
     __slots__ = ("arithmetic", "offset")

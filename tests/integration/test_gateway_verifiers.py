@@ -233,7 +233,7 @@ async def test_what_a_client_takes_while_its_session_waits_for_a_verifier_is_cre
     sessions, reborn = front.gateway.sessions, setting.verifier()
     async with AsyncExitStack() as stack:
         stream = await sessions._start_session(
-            gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40), None, None
+            gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40), OPEN, None
         )
         events = await stack.enter_async_context(aclosing(stream.follow()))
         await anext(events)

@@ -32,7 +32,6 @@ from gateway.api.openai.usage import accepted_and_rejected, mixture, speculation
 from gateway.auth.tenant import Tenant
 from gateway.request_context import RequestContext
 from gateway.requests.texts import chat_of
-from gateway.requests.validation import check_annotation
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
 from gateway.text.chat_messages import MAX_MESSAGES
@@ -70,8 +69,8 @@ def routes(parts: HttpDependencies) -> APIRouter:
         wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
         stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
         (texts,) = asked.texts([prompt], parts.tokenizer)
-        keep = None if asked.store is False else partial(_pack, parts, stored, context.tenant)
-        generate = partial(parts.sessions.generate, wanted, context, texts=texts, keep=keep)
+        texts.keep = None if asked.store is False else partial(_pack, parts, stored, context.tenant)
+        generate = partial(parts.sessions.generate, wanted, context, texts=texts)
         idle_s = parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
@@ -112,16 +111,12 @@ async def _stored(
     return session, await _unpack(parts, kept, tenant)
 
 
-async def _pack(parts: HttpDependencies, stored: StoredResponse, tenant: Tenant, prompt: int) -> bytes:
-    """What is kept with a response whose prompt has so many tokens. Raises what `written` and `check_annotation`
-    raise."""
+async def _pack(parts: HttpDependencies, stored: StoredResponse, tenant: Tenant) -> bytes:
+    """What is kept with a response. Raises what `written` raises."""
     written = stored.written(StoredLimits.of(parts.config.max_prompt_bytes))
     if len(written) < AT_ONCE:
-        kept = zlib.compress(written)
-    else:
-        kept = bytes((await parts.work.run(tenant, "deflate", written)).body)
-    check_annotation(kept, prompt)
-    return kept
+        return zlib.compress(written)
+    return bytes((await parts.work.run(tenant, "deflate", written)).body)
 
 
 async def _unpack(parts: HttpDependencies, kept: bytes, tenant: Tenant) -> StoredResponse:

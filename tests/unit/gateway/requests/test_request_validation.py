@@ -108,7 +108,8 @@ async def test_a_prediction_is_tokenized_and_dropped_where_nothing_is_drafted() 
 async def test_only_a_prompt_begins_as_the_tokenizer_begins_a_text() -> None:
     assert (await resolve(gateway_pb2.GenerateRequest(prompt="b"))).prompt == (0, 1)
     change = gateway_pb2.RollbackRequest(output_tokens=2, text="b")
-    assert (await validator().revise(gateway_pb2.StoredRequest(), OPEN, [1, 2, 3], change))[1] == (1,)
+    nothing = gateway_pb2.GenerateRequest(), gateway_pb2.StoredRequest()
+    assert (await validator().revise(*nothing, OPEN, [1, 2, 3], change))[1] == (1,)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
         fields |= {"logprobs": True, "top_logprobs": logged}
     made = await resolve(request(**fields))
     assert made.top_logprobs == logged
-    stored = gateway_pb2.StoredRequest.FromString(made.params())
+    stored = gateway_pb2.GenerateRequest.FromString(made.params())
     assert await validator().resolve(stored, OPEN, 0, prompt=made.prompt) == made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.router import DrafterRequirements
+from gateway.sessions.arithmetic import WrittenSpan, same_request, with_spans
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import gateway_pb2, types_pb2
 from tests.unit.gateway.requests.test_request_validation import resolve
@@ -37,11 +38,23 @@ WRITTEN_BEFORE = bytes.fromhex(
 
 def test_a_record_of_an_earlier_gateway_is_byte_for_byte_one_of_today() -> None:
     assert RESOLVED.params() == WRITTEN_BEFORE
+    asked = gateway_pb2.GenerateRequest.FromString(WRITTEN_BEFORE)
     stored = gateway_pb2.StoredRequest.FromString(WRITTEN_BEFORE)
-    assert (stored.model, stored.sampling.seed, stored.max_tokens, list(stored.stop)) == ("toy", 2**64 - 1, 16, ["END"])
-    assert (list(stored.stop_token_ids), stored.ignore_eos) == ([49, 48], True)
+    assert (asked.model, asked.sampling.seed, asked.max_tokens, list(asked.stop)) == ("toy", 2**64 - 1, 16, ["END"])
+    assert (list(asked.stop_token_ids), asked.ignore_eos) == ([49, 48], True)
     assert (stored.owner, stored.revision, stored.vocabulary_fingerprint) == ("alice", 2, "fingerprint")
-    assert stored.speculation.drafters == ["ngram"] and stored.prediction.token_ids.token_ids == [7, 8]
+    assert asked.speculation.drafters == ["ngram"] and asked.prediction.token_ids.token_ids == [7, 8]
+
+
+def test_what_a_gateway_writes_into_a_record_later_leaves_the_request_as_it_was() -> None:
+    """Also one of a later release: the other message's fields are kept as they came."""
+    moved = with_spans(WRITTEN_BEFORE + b"\xa8\x01\x05", [WrittenSpan("one", 3)], moves=2)  # field 21
+    stored = gateway_pb2.StoredRequest.FromString(moved)
+    assert (stored.owner, stored.moves, stored.arithmetics[0].offset) == ("alice", 2, 3)
+    asked = gateway_pb2.GenerateRequest.FromString(moved)
+    asked.DiscardUnknownFields()
+    assert asked == RESOLVED.request()
+    assert b"\xa8\x01\x05" in moved and same_request(moved, WRITTEN_BEFORE + b"\xa8\x01\x05")
 
 
 async def test_what_a_client_sends_under_the_numbers_of_the_record_alone_is_ignored() -> None:

@@ -105,7 +105,7 @@ async def test_markup_of_the_model_s_own_is_read_by_its_template_and_what_is_no_
     assert whole_text(tokenizer, tokens).startswith("<|im_start|>assistant\nYes<|im_end|>")
     assert control(tokenizer, tokens).count("<think>") == 1
     gemma = byte_tokens(*FAMILIES["Gemma"][1:], GEMMA)
-    assert "<b>" in control(gemma, await gemma.encode_chat([{"role": "user", "content": "a <b> c"}]))
+    assert "<b>" in control(gemma, await gemma.encode_chat([{"role": "user", "content": "a <b> c"}], tenant=OPEN))
 
 
 async def test_innocent_text_has_the_tokens_of_the_rendered_text() -> None:
