@@ -35,6 +35,9 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     """Added to the logits of tokens, by token id."""
+    allowed_token_ids: Sequence[int] | None
+    """The output has these tokens alone; without an end-of-text token among them it ends by its length or a stop
+    string."""
     seed: int | None
     """Requests of one seed get one text; without one the server draws it."""
     acceptance: str

@@ -1,13 +1,13 @@
 """The resolved sampling parameters of one session, and the log-probabilities of its output tokens.
 
 All workers of a session have the same `SamplingParams`, which fix the text together with the target: randomness belongs
-to the position. The processing order is penalties, bias, temperature, top-k, top-p, min-p.
+to the position. The processing order is penalties, bias and allowed tokens, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -51,6 +51,8 @@ class SamplingParams:
     """64 unsigned bits."""
     acceptance: str = "coupled"
     """One of ACCEPTANCE_RULES; a name in DEPRECATED_RULES is replaced."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The output has these tokens alone; empty: all."""
 
     def __post_init__(self) -> None:
         if self.temperature != 0.0:
@@ -65,8 +67,9 @@ class SamplingParams:
         if not 0 <= self.seed < 2**64:
             raise InvalidArgument("seed must fit in 64 unsigned bits.")
         object.__setattr__(self, "acceptance", current_rule(self.acceptance))
-        if len(self.logit_bias) > MAX_NAMED_TOKENS:
-            raise InvalidArgument(f"logit_bias names more than {MAX_NAMED_TOKENS} tokens; send fewer.")
+        for name in ("logit_bias", "allowed_token_ids"):
+            if len(getattr(self, name)) > MAX_NAMED_TOKENS:
+                raise InvalidArgument(f"{name} names more than {MAX_NAMED_TOKENS} tokens; send fewer.")
         for token, bias in self.logit_bias.items():
             _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -97,7 +100,7 @@ class SamplingParams:
     @property
     def biased(self) -> bool:
         """Whether tokens have a bias, whatever the text is."""
-        return bool(self.logit_bias)
+        return bool(self.logit_bias or self.allowed_token_ids)
 
     @property
     def adjusted(self) -> bool:
@@ -106,9 +109,24 @@ class SamplingParams:
 
     def below(self, vocabulary: int) -> SamplingParams:
         """These parameters for rows of fewer tokens than the target has."""
-        if max(self.logit_bias, default=0) < vocabulary:
+        if max((*self.logit_bias, *self.allowed_token_ids), default=0) < vocabulary:
             return self
-        return replace(self, logit_bias={token: bias for token, bias in self.logit_bias.items() if token < vocabulary})
+        return replace(
+            self,
+            logit_bias={token: bias for token, bias in self.logit_bias.items() if token < vocabulary},
+            allowed_token_ids=tuple(token for token in self.allowed_token_ids if token < vocabulary),
+        )
+
+    def check_allowed(self, stop_token_ids: Collection[int], *, structured: bool, least: bool) -> None:
+        """Raises InvalidArgument where no token might be left that the output may go on with. `structured`: it is held
+        to a format. `least`: no stop token is allowed at its beginning."""
+        if structured and self.allowed_token_ids:
+            raise InvalidArgument("allowed_token_ids and a structured output exclude each other; send one.")
+        if least and self.allowed_token_ids and set(self.allowed_token_ids) <= set(stop_token_ids):
+            raise InvalidArgument(
+                "allowed_token_ids names stop tokens alone, which min_tokens forbids; allow another token, or leave "
+                "min_tokens out."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ SAMPLINGS = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=5),
     seed=st.integers(0, 2**64 - 1),
     acceptance=st.sampled_from(ACCEPTANCE_RULES),
+    allowed_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
 )
 
 
