@@ -117,6 +117,8 @@ class RequestValidator:
         sampling = _sampling(request.sampling, model, lambda: self._random_bits(64))
         stop_token_ids = self._stop_token_ids(request, model)
         self._check_priority(request.priority, tenant)
+        structured = request.HasField("structured_output")
+        sampling.check_allowed(stop_token_ids, structured=structured, least=request.min_tokens > 0)
         top_logprobs = _top_logprobs(request)
         return CheckedRequest(model, stops, stop_token_ids, sampling, top_logprobs, self._max_tokens(request, tenant))
 

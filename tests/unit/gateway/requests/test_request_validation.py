@@ -130,6 +130,21 @@ async def test_hints_that_cannot_be_right_are_refused(asked: dict[str, Any], rea
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        ({"sampling": {"allowed_token_ids": [3, 50]}}, "allowed_token_ids holds token 50"),
+        ({"sampling": {"allowed_token_ids": [3] * 1025}}, "more than 1024"),
+        ({"sampling": {"allowed_token_ids": [3]}, "structured_output": {"json_object": True}}, "exclude each other"),
+        ({"sampling": {"allowed_token_ids": [49, 3]}, "min_tokens": 1, "stop_token_ids": [3]}, "stop tokens alone"),
+    ],
+)
+async def test_an_output_that_no_token_may_begin_is_refused(asked: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InvalidArgument, match=fault):
+        await resolve(request(**asked))
+    assert (await resolve(request(sampling={"allowed_token_ids": [49, 3]}, min_tokens=1))).min_tokens == 1
+
+
 TOKENS = st.lists(st.integers(0, 49), max_size=4)
 SAMPLINGS = st.builds(
     gateway_pb2.SamplingOptions,
@@ -142,6 +157,7 @@ SAMPLINGS = st.builds(
     frequency_penalty=st.none() | st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 49), st.floats(-100, 100), max_size=3),
     seed=st.none() | st.integers(0, 2**64 - 1),
+    allowed_token_ids=TOKENS,
 )
 SPECULATIONS = st.builds(
     gateway_pb2.SpeculationOptions, disabled=st.booleans(), max_draft_tokens=st.none() | st.integers(0, 100)
