@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
-from gateway.requests.resolved_request import ResolvedRequest
+from gateway.requests.resolved_request import ResolvedRequest, filled_in
 from gateway.requests.speculation import SessionSize, SpeculationPlanner
 from gateway.requests.texts import Keep, RequestText, Texts, message_of, part_of, text_of, tokens_of
 from gateway.routing.router import Router
@@ -36,10 +36,8 @@ class CheckedRequest:
     """What a request says of its output, checked before its texts are encoded."""
 
     model: types_pb2.ModelInfo
-    stops: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    top_logprobs: int | None
     most_output: int
     """Output tokens that the request and its tenant's limits allow, whatever the model's length leaves."""
 
@@ -78,30 +76,25 @@ class RequestValidator:
         _check_message(max_length + len(prediction), asked.model)
         size = SessionSize(len(prompt), max_length - len(prompt), len(prediction))
         plan = self._speculation.plan(request, asked.model, asked.sampling, size, session_id, again=again)
+        _check_min_tokens(request, size.output)
+        prediction = prediction if plan.max_draft_tokens else ()
+        most = size.output, plan.max_draft_tokens
         return ResolvedRequest(
+            request=filled_in(request, asked.model, asked.sampling, asked.stop_token_ids, most, prediction),
             model=asked.model,
             prompt=prompt,
             sampling=asked.sampling,
             max_length=max_length,
-            stops=asked.stops,
             stop_token_ids=asked.stop_token_ids,
             drafters=plan.drafters,
             max_draft_tokens=plan.max_draft_tokens,
-            workload=request.workload,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            prediction=prediction if plan.max_draft_tokens else (),
+            prediction=prediction,
             structure=structure,
-            top_logprobs=asked.top_logprobs,
-            min_tokens=_min_tokens(request, size.output),
-            rounds=request.speculation.rounds,
-            annotation=request.annotation,
             response=b"" if texts.keep is None else await _kept(texts.keep, len(prompt)),
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
             arm=plan.arm,
             shadows=plan.shadows,
-            mixed_arithmetic=request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None,
             vocabulary=self._tokenizer.fingerprint,
             drafting=plan.drafting,
         )
@@ -113,14 +106,14 @@ class RequestValidator:
         _check_labels(request)
         _check_names(request)
         model = self._router.model(request.model)
-        stops = self._stops(request)
+        self._check_stops(request)
         sampling = _sampling(request.sampling, model, lambda: self._random_bits(64))
         stop_token_ids = self._stop_token_ids(request, model)
         self._check_priority(request.priority, tenant)
         structured = request.HasField("structured_output")
         sampling.check_allowed(stop_token_ids, structured=structured, least=request.min_tokens > 0)
-        top_logprobs = _top_logprobs(request)
-        return CheckedRequest(model, stops, stop_token_ids, sampling, top_logprobs, self._max_tokens(request, tenant))
+        _check_logprobs(request)
+        return CheckedRequest(model, stop_token_ids, sampling, self._max_tokens(request, tenant))
 
     async def revise(
         self,
@@ -196,13 +189,12 @@ class RequestValidator:
             raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
         return tenant.most_output(asked, self._config.max_tokens_default)
 
-    def _stops(self, request: gateway_pb2.GenerateRequest) -> tuple[str, ...]:
+    def _check_stops(self, request: gateway_pb2.GenerateRequest) -> None:
         config = self._config
         if len(request.stop) > config.max_stop_strings:
             raise InvalidArgument(f"stop holds more than {config.max_stop_strings} strings; send fewer.")
         if not all(0 < len(stop.encode()) <= config.max_stop_bytes for stop in request.stop):
             raise InvalidArgument(f"Every stop string must have 1 to {config.max_stop_bytes} bytes.")
-        return tuple(request.stop)
 
     def _stop_token_ids(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         asked, ends, most = request.stop_token_ids, model.eos_token_ids, self._config.max_stop_tokens
@@ -312,20 +304,18 @@ def _sampling(
     return proto_conversion.sampling_of_client(options, seed)
 
 
-def _top_logprobs(request: gateway_pb2.GenerateRequest) -> int | None:
+def _check_logprobs(request: gateway_pb2.GenerateRequest) -> None:
     if request.top_logprobs > MAX_TOP_LOGPROBS:
         raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MAX_TOP_LOGPROBS}.")
     if request.top_logprobs and not request.logprobs:
         raise InvalidArgument("top_logprobs without logprobs; set logprobs too.")
-    return request.top_logprobs if request.logprobs else None
 
 
-def _min_tokens(request: gateway_pb2.GenerateRequest, most: int) -> int:
+def _check_min_tokens(request: gateway_pb2.GenerateRequest, most: int) -> None:
     if request.min_tokens > most:
         raise InvalidArgument(f"min_tokens is {request.min_tokens} and at most {most} tokens can follow; ask for less.")
     if request.min_tokens and request.HasField("structured_output"):
         raise InvalidArgument("A structured output ends where its format ends; leave min_tokens out.")
-    return request.min_tokens
 
 
 def check_annotation(annotation: bytes, prompt: int) -> None:

@@ -142,7 +142,7 @@ async def test_hints_that_cannot_be_right_are_refused(asked: dict[str, Any], rea
 async def test_an_output_that_no_token_may_begin_is_refused(asked: dict[str, Any], fault: str) -> None:
     with pytest.raises(InvalidArgument, match=fault):
         await resolve(request(**asked))
-    assert (await resolve(request(sampling={"allowed_token_ids": [49, 3]}, min_tokens=1))).min_tokens == 1
+    assert (await resolve(request(sampling={"allowed_token_ids": [49, 3]}, min_tokens=1))).request.min_tokens == 1
 
 
 TOKENS = st.lists(st.integers(0, 49), max_size=4)
@@ -188,7 +188,7 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
 
 
 async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:
-    assert (await resolve(request(priority=3))).priority == 3
+    assert (await resolve(request(priority=3))).request.priority == 3
     with pytest.raises(PermissionDenied) as caught:
         await resolve(request(priority=-1))
     assert caught.value.reason == "PRIORITY"
