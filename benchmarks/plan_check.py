@@ -201,7 +201,7 @@ def _open(number: int, load: Load, drafter: verifier_pb2.DrafterAddress) -> veri
     request = verifier_pb2.DecodeOpen(
         key=types_pb2.SessionKey(id=f"session-{number}", epoch=1),
         prefix=types_pb2.Prefix(token_ids=prompt, prompt_length=len(prompt)),
-        sampling=types_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
+        sampling=types_pb2.SamplingOptions(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
         max_length=len(prompt) + OUTPUT,
         policy=verifier_pb2.DecodePolicy(max_draft_tokens=nodes),
         drafters=[drafter] if nodes else [],

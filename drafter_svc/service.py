@@ -178,8 +178,8 @@ class VerifierStream:
             raise InvalidArgument("the prefix must hold the prompt and be shorter than max_length.")
         if length >= mine.max_length:
             raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
-        proto_conversion.check_bias(request.sampling.logit_bias)
-        _tokens(request.sampling.logit_bias, self._target_size(request))
+        proto_conversion.check_sizes(request.sampling)
+        _tokens(proto_conversion.highest_tokens(request.sampling).values(), self._target_size(request))
         _check_hints(request)
 
     def _target_size(self, request: drafter_pb2.DraftOpen) -> int:

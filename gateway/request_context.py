@@ -1,12 +1,14 @@
 """One call of a client, as the application code of a gateway sees it, whatever protocol the call came by.
 
-The protocol's own code (`gateway.api`) builds a RequestContext and sends its trailers. Imports nothing of the gateway.
+The protocol's own code (`gateway.api`) builds a RequestContext and sends its trailers. Imports `auth`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from gateway.auth.tenant import OPEN, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,8 @@ class RequestContext:
     """Names in lower case, and values; binary metadata is left out."""
     peer: str = ""
     """Address of the client, in the form that gRPC writes it: `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`."""
+    tenant: Tenant = OPEN
+    """Whose call it is."""
     trailers: dict[str, str] = field(default_factory=dict)
     """Metadata that is sent after the answer or the error: filled in while the request is served."""
 

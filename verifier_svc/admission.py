@@ -28,7 +28,7 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
     if max(len(label.encode()) for label in labels) > proto_conversion.MAX_LABEL_BYTES:
         most = proto_conversion.MAX_LABEL_BYTES
         raise InvalidArgument(f"workload, cache_salt and tenant have at most {most} bytes each.")
-    proto_conversion.check_bias(request.sampling.logit_bias)
+    proto_conversion.check_sizes(request.sampling)
     if len(request.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")
     _check_tokens(request, model)
@@ -74,7 +74,7 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
     named = {
         "the prefix": max(prefix.token_ids),
         "the prediction": max(prediction, default=0),
-        "logit_bias": max(request.sampling.logit_bias, default=0),
+        **proto_conversion.highest_tokens(request.sampling),
     }
     for where, highest in named.items():
         if highest >= model.vocabulary_size:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from slipstream.rpc.proto_conversion import microseconds
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from verifier_svc.observer import RoundResult, StepObserver
+from verifier_svc.observer import StepObserver
+from verifier_svc.round_result import RoundResult
 from verifier_svc.session import Session
 
 MOST_SPANS = 64

@@ -225,6 +225,8 @@ class GatewayStream:
         check_trust(sampling, request.drafters)
         check_rule(sampling, lossy_rules=limits.lossy_rules)
         structure = proto_conversion.structure_from_proto(request.structured_output)
+        least = request.min_length > len(request.prefix.token_ids)
+        sampling.check_allowed(request.stop_token_ids, structured=structure is not None, least=least)
         if structure is not None and grammar is None:
             self.compiling.start(command, structure)
             return

@@ -14,7 +14,8 @@ from slipstream.telemetry.segments import RoundChooser
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.observer import RoundResult, StepObserver, StepReport, StepTiming
+from verifier_svc.observer import StepObserver, StepReport
+from verifier_svc.round_result import RoundResult, StepTiming
 from verifier_svc.session import Session
 
 MAX_AWAITED_DRAFTERS = 64

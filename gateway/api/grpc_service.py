@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import grpc
 
 from gateway.auth.api_keys import ApiKeys
-from gateway.auth.tenant import check_operator
+from gateway.auth.tenant import OPEN, Tenant, check_operator
 from gateway.request_context import RequestContext
 from gateway.requests.validation import check_name
 from gateway.routing.router import Router
@@ -35,6 +36,9 @@ FIELDS: dict[type[Event], str] = {
 """Fields of GenerateResponse and of ResumeResponse."""
 
 
+AnyContext: TypeAlias = "Context | AuthenticatedCall"
+
+
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(
         self, sessions: SessionRegistry, router: Router, tokenizer: Tokenizer, trial: Trial | None = None
@@ -50,38 +54,39 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         described = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
         ReflectionService([described], others=[HEALTH]).register(server)
 
-    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
-        with _request_context(context) as called:
-            await self._sessions.generate(request, called, _sender(context, gateway_pb2.GenerateResponse))
+    async def Generate(self, request: gateway_pb2.GenerateRequest, context: AnyContext) -> None:
+        # A client that disconnects cancels this call; `SessionRegistry._send_events` then stops the session.
+        with _call(context) as call:
+            await self._sessions.generate(request, call.request, call.sender(gateway_pb2.GenerateResponse))
 
-    async def Resume(self, request: gateway_pb2.ResumeRequest, context: Context) -> None:
-        with _request_context(context) as called:
-            await self._sessions.resume(request, called, _sender(context, gateway_pb2.ResumeResponse))
+    async def Resume(self, request: gateway_pb2.ResumeRequest, context: AnyContext) -> None:
+        with _call(context) as call:
+            await self._sessions.resume(request, call.request, call.sender(gateway_pb2.ResumeResponse))
 
-    async def Rollback(self, request: gateway_pb2.RollbackRequest, context: Context) -> gateway_pb2.RollbackResponse:
-        return await self._sessions.roll_back(request)
+    async def Rollback(self, request: gateway_pb2.RollbackRequest, context: AnyContext) -> gateway_pb2.RollbackResponse:
+        return await self._sessions.roll_back(request, _tenant(context))
 
-    async def Cancel(self, request: gateway_pb2.CancelRequest, context: Context) -> gateway_pb2.CancelResponse:
-        await self._sessions.cancel(request.session_id)
+    async def Cancel(self, request: gateway_pb2.CancelRequest, context: AnyContext) -> gateway_pb2.CancelResponse:
+        await self._sessions.cancel(request.session_id, _tenant(context))
         return gateway_pb2.CancelResponse()
 
     async def GetSession(
         self, request: gateway_pb2.GetSessionRequest, context: Context
     ) -> gateway_pb2.GetSessionResponse:
-        return await self._sessions.describe(request.session_id)
+        return await self._sessions.describe(request.session_id, _tenant(context))
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
         return self._router.list_models()
 
-    async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
+    async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: AnyContext) -> gateway_pb2.TokenizeResponse:
         check_name(request.model)
         self._router.model(request.model)
-        return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text))
+        return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text, _tenant(context)))
 
-    async def GetFleet(self, request: gateway_pb2.GetFleetRequest, context: Context) -> gateway_pb2.GetFleetResponse:
-        check_operator()
+    async def GetFleet(self, request: gateway_pb2.GetFleetRequest, context: AnyContext) -> gateway_pb2.GetFleetResponse:
+        check_operator(_tenant(context))
         return gateway_pb2.GetFleetResponse(
             workers=self._router.describe_fleet(), sessions=self._sessions.open_sessions
         )
@@ -89,18 +94,36 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetExperiment(
         self, request: gateway_pb2.GetExperimentRequest, context: Context
     ) -> gateway_pb2.GetExperimentResponse:
-        check_operator()
+        check_operator(_tenant(context))
         if self._trial is None:
             raise NotFound("No experiment runs here; the operator sets GATEWAY_EXPERIMENT.", reason="NO_EXPERIMENT")
         return self._trial.results()
 
 
-def authenticating(keys: ApiKeys) -> Authorise:
-    """Names the caller of every RPC by its API key, but for health checks, whose senders have none."""
+@dataclass(frozen=True, slots=True)
+class AuthenticatedCall:
+    """A call whose API key was read: what the handlers of a gateway with keys are called with."""
 
-    async def authenticate(method: str, context: Context) -> None:
-        if service_of(method) != HEALTH:
-            await keys.authenticate(as_request_context(context))
+    context: Context
+    request: RequestContext
+
+    def sender(self, response: Callable[..., Any]) -> Send:
+        """Sends events as this message of the call's stream."""
+
+        async def send(event: Event) -> None:
+            await self.context.write(response(**{FIELDS[type(event)]: event}))
+
+        return send
+
+
+def authenticating(keys: ApiKeys) -> Authorise:
+    """Finds the tenant of every RPC by its API key, but for health checks, whose senders have none."""
+
+    async def authenticate(method: str, context: Context) -> AnyContext:
+        if service_of(method) == HEALTH:
+            return context
+        request = as_request_context(context)
+        return AuthenticatedCall(context, replace(request, tenant=await keys.authenticate(request)))
 
     return authenticate
 
@@ -111,18 +134,19 @@ def as_request_context(context: Context) -> RequestContext:
     return RequestContext(headers, context.peer())
 
 
+def _tenant(context: AnyContext) -> Tenant:
+    return context.request.tenant if isinstance(context, AuthenticatedCall) else OPEN
+
+
 @contextmanager
-def _request_context(context: Context) -> Iterator[RequestContext]:
-    called = as_request_context(context)
+def _call(context: AnyContext) -> Iterator[AuthenticatedCall]:
+    """The call; at its end what came into its trailers is sent. On a gateway without keys it is that of OPEN."""
+    if isinstance(context, AuthenticatedCall):
+        call = context
+    else:
+        call = AuthenticatedCall(context, as_request_context(context))
     try:
-        yield called
+        yield call
     finally:
-        if called.trailers:
-            context.set_trailing_metadata(tuple(called.trailers.items()))
-
-
-def _sender(context: Context, response: Callable[..., Any]) -> Send:
-    async def send(event: Event) -> None:
-        await context.write(response(**{FIELDS[type(event)]: event}))
-
-    return send
+        if call.request.trailers:
+            call.context.set_trailing_metadata(tuple(call.request.trailers.items()))

@@ -22,7 +22,7 @@ from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
 from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
-from gateway.auth.tenant import caller
+from gateway.auth.tenant import Tenant
 from gateway.config import BESIDES_BYTES, BODY_FACTOR
 from slipstream.client.completion import TRACE_ID
 from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
@@ -88,12 +88,12 @@ def _body_bytes(text_bytes: int) -> int:
     return BODY_FACTOR * 2 * text_bytes + BESIDES_BYTES
 
 
-def _most_bytes(parts: HttpDependencies, path: str) -> int:
+def _most_bytes(parts: HttpDependencies, path: str, tenant: Tenant) -> int:
     """What the caller's own limits leave of a body: longer texts than any model, and the caller's key, take are of no
     use, unless they are only to be counted."""
     most, longest = parts.config.max_prompt_bytes, parts.tokenizer.longest_token
     if longest and (length := parts.router.longest) and path not in COUNTING:
-        most = min(most, longest * caller().most_prompt(length))
+        most = min(most, longest * tenant.most_prompt(length))
     return _body_bytes(most)
 
 

@@ -1,1 +1,1 @@
-"""API keys, tenants and their limits. Imports only `request_context`."""
+"""API keys, tenants and their limits. Imports `store` alone."""

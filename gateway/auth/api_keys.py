@@ -19,11 +19,10 @@ import tomllib
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
-from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits, called_by
-from gateway.request_context import RequestContext
+from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits
 from gateway.store.quota import SharedQuota
 from slipstream.client.gateway_endpoint import KEY_NAME, digest
 from slipstream.concurrency import TokenBucket
@@ -41,6 +40,17 @@ NETWORK_BITS = 64
 LEAST_PRIORITY = -(2**31)
 Stamp = tuple[int, int, int]
 """Modification time, inode and size: differ when a file was replaced."""
+
+
+class Credentials(Protocol):
+    """A call of a client, as far as its key is read from it."""
+
+    @property
+    def peer(self) -> str:
+        """As `RequestContext.peer`."""
+
+    def header(self, name: str) -> str:
+        """The value of a header that was sent exactly once; empty for none and for several."""
 
 
 class ApiKeys:
@@ -67,18 +77,18 @@ class ApiKeys:
         """A later file that was read and is not valid."""
         self._read(self._stamped())
 
-    async def authenticate(self, context: RequestContext) -> None:
-        """Name the caller of the present task by the key in the request's headers. Raises Unauthenticated for no key or
+    async def authenticate(self, call: Credentials) -> Tenant:
+        """The tenant of the key in a call's headers, which is charged one request. Raises Unauthenticated for no key or
         an unknown one, ResourceExhausted above the key's rate, and for an address that sent too many wrong keys. A good
         key opens wherever it comes from: an address may be that of many."""
         self._refresh()
-        tenant = self._find(_bearer(context))
+        tenant = self._find(_bearer(call))
         if tenant is None:
-            self._attempts.fail(context.peer)
+            self._attempts.fail(call.peer)
             wanted = "send the metadata `authorization: Bearer KEY` with a key of this gateway"
             raise Unauthenticated(f"{wanted} (commands take it from SLIPSTREAM_API_KEY).")
-        called_by(tenant)
         await tenant.arrive()
+        return tenant
 
     async def report(self, every_s: float) -> None:
         """Keep the sessions that run here counted, until cancelled; then wait until what they did not use is given
@@ -168,9 +178,9 @@ def _refused(field: str, value: Any) -> str:
     return "" if whole and value >= least else f"must be a whole number {wanted}; leave it out for none"
 
 
-def _bearer(context: RequestContext) -> str:
+def _bearer(call: Credentials) -> str:
     """The key in the header `authorization`; empty for none, for two, and for one that cannot be a key."""
-    value = context.header("authorization")
+    value = call.header("authorization")
     known = value[: len(SCHEME)].lower() == SCHEME.lower() and len(value) <= len(SCHEME) + MAX_KEY_CHARACTERS
     return value[len(SCHEME) :].strip() if known else ""
 

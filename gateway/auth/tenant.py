@@ -1,8 +1,7 @@
-"""Tenants: the limits of one API key, and the caller of the present task.
+"""Tenants: the limits of one API key, and what it has used of them.
 
-Whoever reads the key (`gateway.auth.api_keys`: the gRPC interceptor, or `gateway.api.http.entry`) names the caller of
-the call; all code that asks for it runs in the same task, or in one that this task made. Without keys every caller is
-the one tenant OPEN, whose name is empty.
+The API key of a call (`gateway.auth.api_keys`) decides its tenant, which `RequestContext.tenant` carries to all code
+that serves the call. Without keys every caller is the one tenant OPEN, whose name is empty.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from gateway.store.quota import Demand, SharedQuota
@@ -256,24 +254,13 @@ class TokenReservation:
 
 
 OPEN = Tenant("", TenantLimits())
-_CALLER: ContextVar[Tenant] = ContextVar("caller", default=OPEN)
 
 
-def caller() -> Tenant:
-    """The tenant whose RPC this task serves."""
-    return _CALLER.get()
-
-
-def called_by(tenant: Tenant) -> None:
-    """Set the tenant whose RPC this task serves."""
-    _CALLER.set(tenant)
-
-
-def check_operator() -> None:
-    """Raises PermissionDenied unless the caller is an operator; on an open gateway every caller is."""
-    if caller().name and not caller().limits.operator:
+def check_operator(tenant: Tenant) -> None:
+    """Raises PermissionDenied unless the tenant is an operator; on an open gateway every caller is."""
+    if tenant.name and not tenant.limits.operator:
         raise PermissionDenied(
-            f"key {caller().name} is no operator's; use one that is marked `operator = true`.", reason="OPERATOR"
+            f"key {tenant.name} is no operator's; use one that is marked `operator = true`.", reason="OPERATOR"
         )
 
 

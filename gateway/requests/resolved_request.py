@@ -15,26 +15,21 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
+    request: gateway_pb2.GenerateRequest
+    """What resolves to this again: every default is filled in, and the prompt left out, which the session's log has."""
     model: types_pb2.ModelInfo
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_length: int
     """Tokens of prompt and output together."""
-    stops: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    """The model's own too, unless the request ignores them."""
     drafters: tuple[verifier_pb2.DrafterAddress, ...]
     max_draft_tokens: int
-    workload: str = ""
-    cache_salt: str = ""
-    priority: int = 0
     prediction: tuple[int, ...] = ()
     """Output that is expected; empty without speculation."""
     structure: StructuredOutput | None = None
     """The language that the output is held to."""
-    top_logprobs: int | None = None
-    """Likeliest tokens sent for each position, besides the token's own log-probability; None: not even that."""
-    rounds: bool = False
-    """True if clients are told what each round did."""
     owner: str = ""
     """Name of the API key that the session belongs to; empty on a gateway without keys."""
     salt: str = ""
@@ -47,74 +42,88 @@ class ResolvedRequest:
     """Number of times that the session was rolled back: a client that has the former text sees that this is another."""
     edited: int = 0
     """Output tokens that the client wrote by rollbacks, at most: limits of prompts hold for them too."""
-    min_tokens: int = 0
-    """Output tokens before which no stop token ends the text."""
-    annotation: bytes = b""
-    """What the client keeps with the session."""
     response: bytes = b""
     """What the gateway keeps with a response of `/v1/responses`; no client can write it."""
-    mixed_arithmetic: bool | None = None
-    """Whether the text may go on with another arithmetic than it began with; None: as the operator says."""
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Which drafters may take the place of one that fails."""
 
+    @property
+    def workload(self) -> str:
+        return self.request.workload
+
+    @property
+    def rounds(self) -> bool:
+        """Whether clients receive what each round did."""
+        return self.request.speculation.rounds
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """Likeliest tokens sent for each position, besides the token's own log-probability; None: not even that."""
+        return self.request.top_logprobs if self.request.logprobs else None
+
+    @property
+    def mixed_arithmetic(self) -> bool | None:
+        """Whether the text may go on with another arithmetic than it began with; None: as the operator says."""
+        return self.request.mixed_arithmetic if self.request.HasField("mixed_arithmetic") else None
+
     def open_request(
         self, output: Sequence[int], drafters: Iterable[verifier_pb2.DrafterAddress]
     ) -> verifier_pb2.DecodeOpen:
         """What opens the session behind its `output` so far; the caller sets key and credit."""
+        request, prompt = self.request, len(self.prompt)
         return verifier_pb2.DecodeOpen(
-            prefix=types_pb2.Prefix(token_ids=[*self.prompt, *output], prompt_length=len(self.prompt)),
-            sampling=proto_conversion.sampling_to_proto(self.sampling),
+            prefix=types_pb2.Prefix(token_ids=[*self.prompt, *output], prompt_length=prompt),
+            sampling=request.sampling,
             max_length=self.max_length,
-            min_length=len(self.prompt) + self.min_tokens if self.min_tokens else 0,
+            min_length=prompt + request.min_tokens if request.min_tokens else 0,
             stop_token_ids=self.stop_token_ids,
             policy=verifier_pb2.DecodePolicy(max_draft_tokens=self.max_draft_tokens),
             drafters=drafters,
             prediction_token_ids=self.prediction,
             cache_salt=self.salt,
             tenant=tenant_id(self.owner),
-            workload=self.workload,
-            priority=self.priority,
+            workload=request.workload,
+            priority=request.priority,
             structured_output=proto_conversion.structure_to_proto(self.structure),
             top_logprobs=self.top_logprobs,
             round_details=self.rounds,
         )
 
     def params(self) -> bytes:
-        """A serialised StoredRequest, from which the session can be resolved again."""
-        sampling = proto_conversion.sampling_to_proto(self.sampling)
-        options = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
-        zeros = {"temperature": 0.0, "seed": 0}  # set, although proto3 does not list them
+        """What the session's record keeps of it: a GenerateRequest and a StoredRequest."""
         stored = gateway_pb2.StoredRequest(
-            model=self.model.name,
-            sampling=gateway_pb2.SamplingOptions(**(zeros | options), logit_bias=sampling.logit_bias),
-            max_tokens=self.max_length - len(self.prompt),
-            stop=self.stops,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=True,  # the model's own are among stop_token_ids
-            speculation=gateway_pb2.SpeculationOptions(
-                disabled=not self.max_draft_tokens,
-                max_draft_tokens=self.max_draft_tokens,
-                drafters=self.drafting.names,
-                rounds=self.rounds,
-            ),
-            workload=self.workload,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            structured_output=proto_conversion.structure_to_proto(self.structure),
-            logprobs=self.top_logprobs is not None,
-            top_logprobs=self.top_logprobs or 0,
-            annotation=self.annotation,
-            response=self.response,
-            min_tokens=self.min_tokens,
             owner=self.owner,
             revision=self.revision,
             edited_tokens=self.edited,
-            mixed_arithmetic=self.mixed_arithmetic,
+            response=self.response,
             vocabulary_fingerprint=self.vocabulary,
         )
-        if self.prediction:
-            stored.prediction.token_ids.token_ids.extend(self.prediction)
-        return stored.SerializeToString(deterministic=True)
+        return b"".join(each.SerializeToString(deterministic=True) for each in (self.request, stored))
+
+
+def filled_in(
+    asked: gateway_pb2.GenerateRequest,
+    model: types_pb2.ModelInfo,
+    sampling: SamplingParams,
+    stop_token_ids: Sequence[int],
+    most: tuple[int, int],
+    prediction: Sequence[int],
+) -> gateway_pb2.GenerateRequest:
+    """A copy of the request with all that it left open, without its prompt. `most`: output tokens, and candidates of a
+    round."""
+    request = gateway_pb2.GenerateRequest()
+    request.CopyFrom(asked)
+    request.DiscardUnknownFields()  # those of StoredRequest among them, which no client may write
+    for name in ("prompt", "prompt_token_ids", "chat", "stop_token_ids", "prediction"):
+        request.ClearField(name)
+    request.model = model.name
+    request.sampling.CopyFrom(proto_conversion.sampling_to_proto(sampling))
+    request.max_tokens, request.speculation.max_draft_tokens = most
+    request.stop_token_ids.extend(stop_token_ids)
+    request.ignore_eos = True  # the model's own are among stop_token_ids
+    request.speculation.disabled = not request.speculation.max_draft_tokens
+    if prediction:
+        request.prediction.token_ids.token_ids.extend(prediction)
+    return request

@@ -6,13 +6,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.auth.tenant import Tenant
 from gateway.text.chat_template import Message
 from gateway.text.tokenizer import Tokenizer, is_short
 from gateway.work.once import Once
 from slipstream.v1 import gateway_pb2
 
-Encode = Callable[[int], Awaitable[Sequence[int]]]
-"""Token ids; may refuse a text of more than so many."""
+Encode = Callable[[int, Tenant], Awaitable[Sequence[int]]]
+"""Token ids, made as the tenant's work; may refuse a text of more than so many."""
+
+
+Keep = Callable[[], Awaitable[bytes]]
+"""Makes what the gateway keeps with a session."""
 
 
 class RequestText:
@@ -27,12 +32,12 @@ class RequestText:
         self._encoded: Once[Sequence[int]] | None = None
         self._kept: tuple[int, ...] | None = None
 
-    async def tokens(self, most: int) -> Sequence[int]:
+    async def tokens(self, most: int, tenant: Tenant) -> Sequence[int]:
         """Encoded by the first that asks. Raises what encoding raises."""
         if self._short:
-            return await self._encode(most) if self._kept is None else self._kept
+            return await self._encode(most, tenant) if self._kept is None else self._kept
         if self._encoded is None:
-            self._encoded = Once(lambda: self._encode(most))
+            self._encoded = Once(lambda: self._encode(most, tenant))
         return await self._encoded.get()
 
     def kept(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -61,20 +66,26 @@ class Texts:
     """Choices of this prompt."""
     room: Room = field(default_factory=Room)
     """The whole request's."""
+    keep: Keep | None = None
+    """None: the gateway keeps nothing with the session beside its request."""
 
 
 def text_of(tokenizer: Tokenizer, text: str) -> RequestText:
     """A prompt. Raises InvalidArgument for a text above the size limit."""
-    return RequestText(tokenizer.least_tokens(text), lambda _: tokenizer.encode(text), short=is_short(text))
+    return RequestText(
+        tokenizer.least_tokens(text), lambda _, tenant: tokenizer.encode(text, tenant), short=is_short(text)
+    )
 
 
 def part_of(tokenizer: Tokenizer, text: str) -> RequestText:
     """A prediction, which begins in the middle of a text. Raises InvalidArgument for a text above the size limit."""
-    return RequestText(tokenizer.least_tokens(text), lambda _: tokenizer.encode_middle(text), short=is_short(text))
+    return RequestText(
+        tokenizer.least_tokens(text), lambda _, tenant: tokenizer.encode_middle(text, tenant), short=is_short(text)
+    )
 
 
 def tokens_of(tokens: Sequence[int]) -> RequestText:
-    async def given(_: int) -> Sequence[int]:
+    async def given(*_: Any) -> Sequence[int]:
         return tokens
 
     return RequestText(len(tokens), given, short=True)
@@ -88,9 +99,13 @@ def chat_of(
 ) -> RequestText:
     """A conversation, of which templates may leave anything out."""
     short = is_short([messages, tools, variables])
-    return RequestText(1, lambda most: tokenizer.encode_chat(messages, tools, variables, most), short=short)
+
+    async def encode(most: int, tenant: Tenant) -> Sequence[int]:
+        return await tokenizer.encode_chat(messages, tools, variables, most, tenant=tenant)
+
+    return RequestText(1, encode, short=short)
 
 
 def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> RequestText:
     """A conversation as gRPC's clients send it."""
-    return RequestText(1, lambda most: tokenizer.encode_message(chat, most))
+    return RequestText(1, lambda most, tenant: tokenizer.encode_message(chat, most, tenant))

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
-from gateway.auth.tenant import Tenant, caller
+from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
-from gateway.requests.resolved_request import ResolvedRequest
-from gateway.requests.texts import RequestText, Texts, message_of, part_of, text_of, tokens_of
-from gateway.routing.experiment import Arm
-from gateway.routing.router import DrafterRequirements, Router
-from gateway.routing.rules import NO_RULE, Rule, RuleInput, choose
+from gateway.requests.resolved_request import ResolvedRequest, filled_in
+from gateway.requests.speculation import SessionSize, SpeculationPlanner
+from gateway.requests.texts import Keep, RequestText, Texts, message_of, part_of, text_of, tokens_of
+from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
-from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted, SlipstreamError
+from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.multiplexed_stream import MAX_ITEM_BYTES, TOO_LARGE
 from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-
-log = logging.getLogger(__name__)
+from slipstream.v1 import gateway_pb2, types_pb2
 
 MAX_ANNOTATION_BYTES = 16_384
 ANNOTATION_BYTES_A_TOKEN = 4
@@ -34,8 +29,17 @@ MAX_NAME_CHARACTERS = 256
 
 RandomBits = Callable[[int], int]
 """`secrets.randbits`: session ids must not be guessable."""
-Asked: TypeAlias = gateway_pb2.GenerateRequest | gateway_pb2.StoredRequest
-"""A request from a client, or from the record of a session that is to be resolved again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """What a request says of its output, checked before its texts are encoded."""
+
+    model: types_pb2.ModelInfo
+    stop_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    most_output: int
+    """Output tokens that the request and its tenant's limits allow, whatever the model's length leaves."""
 
 
 class RequestValidator:
@@ -44,12 +48,12 @@ class RequestValidator:
         self._router = router
         self._tokenizer = tokenizer
         self._random_bits = random_bits
-        self._rules = config.parsed_rules()
-        self._experiment = config.parsed_experiment()
+        self._speculation = SpeculationPlanner(config, router)
 
     async def resolve(
         self,
-        request: Asked,
+        request: gateway_pb2.GenerateRequest,
+        tenant: Tenant,
         running: int,
         session_id: str = "",
         prompt: Sequence[int] | None = None,
@@ -60,85 +64,83 @@ class RequestValidator:
         `texts`: what the request is made from, where it does not say that itself. Raises a typed error whose sentence
         names what to change: all that costs nothing is checked before any text is encoded."""
         again = prompt is not None
-        if running >= self._config.max_sessions:
-            raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
-        tenant = caller()
-        _check_labels(request)
-        _check_names(request)
-        model = self._router.model(request.model)
-        stops = self._stops(request)
-        sampling = self._sampling(request.sampling, model)
-        stop_token_ids = self._stop_token_ids(request, model)
-        self._check_priority(request.priority, tenant)
-        top_logprobs = _top_logprobs(request)
-        most_output = self._max_tokens(request, tenant)
+        asked = self._check(request, tenant, running)
         texts = self._texts(request, prompt) if texts is None else texts
         predicted = self._predicted(request.prediction) if texts.prediction is None else texts.prediction
         if not again:
-            _check_room(texts, predicted, model, tenant)
-        structure = await self._structure(request, model, stop_token_ids)
-        most = tenant.most_prompt(model.max_length - 1)
-        prompt = texts.prompt.kept(_checked_prompt(await texts.prompt.tokens(most), model))
-        prediction = predicted.kept(_checked_prediction(await predicted.tokens(most), model))
+            _check_room(texts, predicted, asked.model, tenant)
+        structure = await self._structure(request, asked, tenant)
+        prompt, prediction = await _encode(texts.prompt, predicted, asked.model, tenant)
         check_annotation(request.annotation, len(prompt))
-        tenant.check_prompt(max(len(prompt), len(prediction)))
-        max_length = min(len(prompt) + most_output, model.max_length)
-        _check_message(max_length + len(prediction), model)
-        rule = choose(
-            self._rules, RuleInput(request.workload, request.cache_salt, max_length - len(prompt), len(prompt))
-        )
-        arm = self._arm(session_id, request.speculation, rule, sampling)
-        draft_tokens = self._draft_tokens(request.speculation, rule, arm)
-        names, need_trust = tuple(request.speculation.drafters), sampling.drawn
-        drafting = DrafterRequirements(names, need_trust, bool(prediction), arm.rule.drafters if arm else rule.drafters)
+        max_length = min(len(prompt) + asked.most_output, asked.model.max_length)
+        _check_message(max_length + len(prediction), asked.model)
+        size = SessionSize(len(prompt), max_length - len(prompt), len(prediction))
+        plan = self._speculation.plan(request, asked.model, asked.sampling, size, session_id, again=again)
+        _check_min_tokens(request, size.output)
+        prediction = prediction if plan.max_draft_tokens else ()
+        most = size.output, plan.max_draft_tokens
         return ResolvedRequest(
-            model=model,
+            request=filled_in(request, asked.model, asked.sampling, asked.stop_token_ids, most, prediction),
+            model=asked.model,
             prompt=prompt,
-            sampling=sampling,
+            sampling=asked.sampling,
             max_length=max_length,
-            stops=stops,
-            stop_token_ids=stop_token_ids,
-            drafters=self._drafters(drafting, model, again) if draft_tokens else (),
-            max_draft_tokens=draft_tokens,
-            workload=request.workload,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            prediction=prediction if draft_tokens else (),
+            stop_token_ids=asked.stop_token_ids,
+            drafters=plan.drafters,
+            max_draft_tokens=plan.max_draft_tokens,
+            prediction=prediction,
             structure=structure,
-            top_logprobs=top_logprobs,
-            min_tokens=_min_tokens(request, max_length - len(prompt)),
-            rounds=request.speculation.rounds,
-            annotation=request.annotation,
-            response=request.response if isinstance(request, gateway_pb2.StoredRequest) else b"",
+            response=b"" if texts.keep is None else await _kept(texts.keep, len(prompt)),
             owner=tenant.name,
             salt=tenant.salt(request.cache_salt),
-            arm=arm.name if arm else "",
-            shadows=arm.shadows if arm and draft_tokens else (),
-            mixed_arithmetic=request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None,
+            arm=plan.arm,
+            shadows=plan.shadows,
             vocabulary=self._tokenizer.fingerprint,
-            drafting=drafting,
+            drafting=plan.drafting,
         )
 
+    def _check(self, request: gateway_pb2.GenerateRequest, tenant: Tenant, running: int) -> CheckedRequest:
+        """Checks what costs nothing, and reads what needs none of the texts."""
+        if running >= self._config.max_sessions:
+            raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
+        _check_labels(request)
+        _check_names(request)
+        model = self._router.model(request.model)
+        self._check_stops(request)
+        sampling = _sampling(request.sampling, model, lambda: self._random_bits(64))
+        stop_token_ids = self._stop_token_ids(request, model)
+        self._check_priority(request.priority, tenant)
+        structured = request.HasField("structured_output")
+        sampling.check_allowed(stop_token_ids, structured=structured, least=request.min_tokens > 0)
+        _check_logprobs(request)
+        return CheckedRequest(model, stop_token_ids, sampling, self._max_tokens(request, tenant))
+
     async def revise(
-        self, stored: gateway_pb2.StoredRequest, prompt: Sequence[int], change: gateway_pb2.RollbackRequest
+        self,
+        request: gateway_pb2.GenerateRequest,
+        stored: gateway_pb2.StoredRequest,
+        tenant: Tenant,
+        prompt: Sequence[int],
+        change: gateway_pb2.RollbackRequest,
     ) -> tuple[ResolvedRequest, tuple[int, ...]]:
-        """Resolve the rest of a session that is rolled back, and the tokens of the edit. Changes `stored`."""
+        """Resolve the rest of a session that is rolled back, and the tokens of the edit. Changes `request`."""
         if change.HasField("seed"):
-            stored.sampling.seed = change.seed
+            request.sampling.seed = change.seed
         if change.HasField("max_tokens"):
-            stored.max_tokens = change.max_tokens
-        resolved = await self.resolve(stored, 0, prompt=prompt)
+            request.max_tokens = change.max_tokens
+        resolved = await self.resolve(request, tenant, 0, prompt=prompt)
         most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
             _check_edit(self._tokenizer.least_tokens(change.text), change, most)
-            edit: Sequence[int] = await self._tokenizer.encode_middle(change.text) if change.text else []
+            edit: Sequence[int] = await self._tokenizer.encode_middle(change.text, tenant) if change.text else []
         else:
             edit = change.token_ids.token_ids
         _check_edit(len(edit), change, most)
         _check_tokens("the edit", max(edit, default=0), resolved.model)
         written = min(stored.edited_tokens, change.output_tokens) + len(edit)
-        caller().check_prompt(len(prompt) + written)
-        return replace(resolved, revision=stored.revision + 1, edited=written), tuple(edit)
+        tenant.check_prompt(len(prompt) + written)
+        revised = replace(resolved, revision=stored.revision + 1, edited=written, response=stored.response)
+        return revised, tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
         own = tenant.limits.least_priority
@@ -149,40 +151,25 @@ class RequestValidator:
                 reason="PRIORITY",
             )
 
-    def _drafters(
-        self, asked: DrafterRequirements, model: types_pb2.ModelInfo, again: bool
-    ) -> tuple[verifier_pb2.DrafterAddress, ...]:
-        """Empty for a session that is resolved `again` where the drafters it asked for are missing: its text does not
-        depend on them, and it is given them as soon as they are there."""
-        try:
-            drafters = self._router.choose_drafters(model, asked)
-        except SlipstreamError as error:
-            if not again:
-                raise
-            log.info("a session goes on without the drafters that it asked for: %s", error.message)
-            return ()
-        return tuple(drafter.as_address() for drafter in drafters)
-
     async def _structure(
-        self, request: Asked, model: types_pb2.ModelInfo, ends: tuple[int, ...]
+        self, request: gateway_pb2.GenerateRequest, asked: CheckedRequest, tenant: Tenant
     ) -> StructuredOutput | None:
         """Compiles the structure, so that an error in it is returned before anything else is spent."""
         structure = proto_conversion.structure_from_proto(request.structured_output)
         if structure is None:
             return None
-        if not set(model.eos_token_ids) <= set(ends):
+        if not set(asked.model.eos_token_ids) <= set(asked.stop_token_ids):
             raise InvalidArgument(
                 "A structured output ends, and then nothing but an end-of-text token can follow; leave ignore_eos out.",
                 reason="ENDLESS_GRAMMAR",
             )
-        await self._tokenizer.compile(structure, model, caller().salt(request.cache_salt), caller().id)
+        await self._tokenizer.compile(structure, asked.model, tenant.salt(request.cache_salt), tenant.id)
         return structure
 
-    def _texts(self, request: Asked, prompt: Sequence[int] | None) -> Texts:
+    def _texts(self, request: gateway_pb2.GenerateRequest, prompt: Sequence[int] | None) -> Texts:
         """The request's own prompt, or that of a session that was admitted before."""
         if prompt is not None:
             return Texts(tokens_of(prompt))
-        assert isinstance(request, gateway_pb2.GenerateRequest)
         kind = request.WhichOneof("input")
         if kind == "prompt_token_ids":
             return Texts(tokens_of(request.prompt_token_ids.token_ids))  # copied once its length is known to be right
@@ -196,34 +183,20 @@ class RequestValidator:
             return part_of(self._tokenizer, asked.text)
         return tokens_of(asked.token_ids.token_ids)
 
-    def _sampling(self, options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo) -> SamplingParams:
-        set_fields = {field.name: value for field, value in options.ListFields()}
-        given = {name: set_fields[name] for name in set_fields if name not in ("logit_bias", "acceptance", "seed")}
-        proto_conversion.check_bias(options.logit_bias)
-        if options.logit_bias:
-            _check_tokens("logit_bias", max(options.logit_bias), model)
-        return SamplingParams(
-            **given,
-            logit_bias=dict(options.logit_bias),
-            seed=options.seed if options.HasField("seed") else self._random_bits(64),
-            acceptance=proto_conversion.rule_name(options.acceptance),
-        )
-
-    def _max_tokens(self, request: Asked, tenant: Tenant) -> int:
+    def _max_tokens(self, request: gateway_pb2.GenerateRequest, tenant: Tenant) -> int:
         asked = request.max_tokens if request.HasField("max_tokens") else None
         if asked == 0:
             raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
         return tenant.most_output(asked, self._config.max_tokens_default)
 
-    def _stops(self, request: Asked) -> tuple[str, ...]:
+    def _check_stops(self, request: gateway_pb2.GenerateRequest) -> None:
         config = self._config
         if len(request.stop) > config.max_stop_strings:
             raise InvalidArgument(f"stop holds more than {config.max_stop_strings} strings; send fewer.")
         if not all(0 < len(stop.encode()) <= config.max_stop_bytes for stop in request.stop):
             raise InvalidArgument(f"Every stop string must have 1 to {config.max_stop_bytes} bytes.")
-        return tuple(request.stop)
 
-    def _stop_token_ids(self, request: Asked, model: types_pb2.ModelInfo) -> tuple[int, ...]:
+    def _stop_token_ids(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
         asked, ends, most = request.stop_token_ids, model.eos_token_ids, self._config.max_stop_tokens
         # A stored request names the model's own too.
         if len(asked) > most + len(ends) or sum(token not in ends for token in asked) > most:
@@ -232,29 +205,6 @@ class RequestValidator:
             _check_tokens("stop_token_ids", max(asked), model)
         own = () if request.ignore_eos else ends
         return tuple(dict.fromkeys([*own, *asked]))
-
-    def _arm(
-        self, name: str, speculation: gateway_pb2.SpeculationOptions, rule: Rule, sampling: SamplingParams
-    ) -> Arm | None:
-        """The session's arm of the experiment. None where the request or a rule chose drafters, or none at all, and
-        under a ratio rule, which has one trusted drafter. Limits on draft tokens hold in every arm."""
-        most = speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else 1
-        chosen = speculation.disabled or not most or speculation.drafters or rule.off or rule.drafters
-        if self._experiment is None or not name or chosen or not sampling.coupled:
-            return None
-        return self._experiment.arm_of(name)
-
-    def _draft_tokens(self, speculation: gateway_pb2.SpeculationOptions, rule: Rule, arm: Arm | None) -> int:
-        """A request's own choice comes before the rule's; a rule's `off` is for requests that choose nothing."""
-        done = NO_RULE if arm is None else arm.rule
-        if speculation.disabled or done.off:
-            return 0
-        limit = min(self._config.max_draft_tokens, done.max_draft_tokens or self._config.max_draft_tokens)
-        if speculation.HasField("max_draft_tokens"):
-            return min(speculation.max_draft_tokens, limit)
-        if rule.off and not speculation.drafters:
-            return 0
-        return min(rule.max_draft_tokens or limit, limit)
 
 
 def _check_room(texts: Texts, predicted: RequestText, model: types_pb2.ModelInfo, tenant: Tenant) -> None:
@@ -266,6 +216,24 @@ def _check_room(texts: Texts, predicted: RequestText, model: types_pb2.ModelInfo
     if not texts.room.asked:
         tenant.check_room(texts.choices * (texts.prompt.least + 1), texts.room.choices)
         texts.room.asked = True
+
+
+async def _encode(
+    prompt: RequestText, predicted: RequestText, model: types_pb2.ModelInfo, tenant: Tenant
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Token ids of the prompt and of the prediction. Raises InvalidArgument for what the model or the tenant's key does
+    not take, and what encoding raises."""
+    most = tenant.most_prompt(model.max_length - 1)
+    tokens = prompt.kept(_checked_prompt(await prompt.tokens(most, tenant), model))
+    prediction = predicted.kept(_checked_prediction(await predicted.tokens(most, tenant), model))
+    tenant.check_prompt(max(len(tokens), len(prediction)))
+    return tokens, prediction
+
+
+async def _kept(keep: Keep, prompt: int) -> bytes:
+    response = await keep()
+    check_annotation(response, prompt)
+    return response
 
 
 def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> Sequence[int]:
@@ -327,20 +295,27 @@ def _token_bytes(vocabulary_size: int) -> int:
     return max(1, -(-(vocabulary_size - 1).bit_length() // 7))
 
 
-def _top_logprobs(request: Asked) -> int | None:
+def _sampling(
+    options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo, seed: Callable[[], int]
+) -> SamplingParams:
+    proto_conversion.check_sizes(options)
+    for name, highest in proto_conversion.highest_tokens(options).items():
+        _check_tokens(name, highest, model)
+    return proto_conversion.sampling_of_client(options, seed)
+
+
+def _check_logprobs(request: gateway_pb2.GenerateRequest) -> None:
     if request.top_logprobs > MAX_TOP_LOGPROBS:
         raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MAX_TOP_LOGPROBS}.")
     if request.top_logprobs and not request.logprobs:
         raise InvalidArgument("top_logprobs without logprobs; set logprobs too.")
-    return request.top_logprobs if request.logprobs else None
 
 
-def _min_tokens(request: Asked, most: int) -> int:
+def _check_min_tokens(request: gateway_pb2.GenerateRequest, most: int) -> None:
     if request.min_tokens > most:
         raise InvalidArgument(f"min_tokens is {request.min_tokens} and at most {most} tokens can follow; ask for less.")
     if request.min_tokens and request.HasField("structured_output"):
         raise InvalidArgument("A structured output ends where its format ends; leave min_tokens out.")
-    return request.min_tokens
 
 
 def check_annotation(annotation: bytes, prompt: int) -> None:
@@ -352,7 +327,7 @@ def check_annotation(annotation: bytes, prompt: int) -> None:
         )
 
 
-def _check_labels(request: Asked) -> None:
+def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
     for name in ("workload", "cache_salt"):
         size = len(getattr(request, name).encode())
         if size > proto_conversion.MAX_LABEL_BYTES:
@@ -361,7 +336,7 @@ def _check_labels(request: Asked) -> None:
             )
 
 
-def _check_names(request: Asked) -> None:
+def _check_names(request: gateway_pb2.GenerateRequest) -> None:
     """Names are looked up and quoted in errors: their size is checked first."""
     names = request.speculation.drafters
     if len(names) > MAX_NAMES:

@@ -82,9 +82,9 @@ class Observers:
 
     def watch_session(
         self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
-    ) -> Sequence[SessionObserver]:
+    ) -> SessionObserver:
         """`from_beginning`: the session is new; one that is taken up has a past that was not observed here."""
-        return ()
+        return SessionObserver()
 
 
 def outcome_of(error: SlipstreamError) -> str:

@@ -48,8 +48,6 @@ class OutputStream:
         """Tokens that the client which is farthest has taken."""
         self.on_taken: Callable[[int], None] = lambda tokens: None
         """Called with each advance of `reached`, in tokens."""
-        self.on_deserted: Callable[[], None] = lambda: None
-        """Called when the last client has gone."""
         self._pieces: list[str] = []
         """Text that goes with each settled token (see Transcript)."""
         self._ends: list[int] = []
@@ -157,7 +155,11 @@ class OutputStream:
             self._clients -= 1
             if not self._clients:
                 self.wake()
-                self.on_deserted()
+
+    @property
+    def followed(self) -> bool:
+        """Whether a client follows it."""
+        return self._clients > 0
 
     @property
     def lag(self) -> int:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from gateway.auth.tenant import caller
+from gateway.auth.tenant import Tenant
 from gateway.sessions.arithmetic import cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.output_stream import rolled_back
 from gateway.store.session_log import SessionLog
@@ -37,10 +37,16 @@ def owner_of(params: bytes) -> str:
     return gateway_pb2.StoredRequest.FromString(params).owner
 
 
-def stored_request(record: SessionRecord) -> gateway_pb2.StoredRequest:
-    """The client's request. Raises NotFound for a session of another tenant, as for one that never was."""
+def request_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
+    """The client's request with every default filled in, without its prompt."""
+    return gateway_pb2.GenerateRequest.FromString(record.params)
+
+
+def stored_request(record: SessionRecord, tenant: Tenant) -> gateway_pb2.StoredRequest:
+    """What the record keeps beside the request. Raises NotFound for another tenant's session, as for one that never
+    was."""
     stored = gateway_pb2.StoredRequest.FromString(record.params)
-    if stored.owner != caller().name:
+    if stored.owner != tenant.name:
         raise store_error("MISSING", record.id, 0, 0)
     return stored
 

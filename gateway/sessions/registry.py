@@ -12,10 +12,10 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from gateway.auth.tenant import TokenReservation, caller
+from gateway.auth.tenant import Tenant, TokenReservation
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.texts import Texts
@@ -24,8 +24,9 @@ from gateway.routing.router import prefix_hashes
 from gateway.sessions.arithmetic import Spans, chosen, cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
-from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, stored_request
+from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, request_of, stored_request
 from gateway.sessions.run import GatewayContext, SessionRun
+from gateway.sessions.state import SessionLife, SessionState
 from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.store.write_behind import WriteBehindQueue
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Send = Callable[[Event], Awaitable[None]]
 """Sends one event to the client, and returns once the client may have the next one."""
-Keep = Callable[[int], Awaitable[bytes]]
-"""Makes what the gateway keeps with a session whose prompt has so many tokens."""
 
 FREE_EPOCHS = 16
 """Epochs of a session, of which every run has one, after which a client that resumes it pays for the whole text again.
@@ -71,13 +70,15 @@ class SessionEntry:
     """What a client that resumed the session here said about `mixed_arithmetic`."""
     tokens_here: int = 0
     """Output tokens that were generated here."""
-    stopping: bool = False
+    life: SessionLife = field(default_factory=SessionLife)
 
     def stop(self) -> None:
-        """End the task soon; it releases the session. Acts once: the task's last writes must not be interrupted."""
-        if self.task is not None and not self.stopping:
-            self.stopping = True
-            if self.run is None or not self.run.ending:
+        """End the task soon: the run closes the session on its verifier, where its KV is free before the next step, and
+        releases it. Acts once, and interrupts no last writes."""
+        if self.task is not None and not self.life.left:
+            ending = self.life.state is SessionState.ENDING
+            self.life.enter(SessionState.LEFT)
+            if not ending:
                 self.task.cancel()
 
     def choose_mixed(self, mixed: bool | None) -> None:
@@ -96,7 +97,7 @@ class SessionEntry:
     async def follow_log(self, record: SessionRecord) -> None:
         """Copy the log to the stream until the session ends or has no owner; then take it up here. Raises what the
         store raises."""
-        while self.apply_record(record) and not self.stopping:
+        while self.apply_record(record) and not self.life.left:
             if self.ownership.may_take(record):
                 with contextlib.suppress(Aborted):  # another gateway was faster, or took it later
                     log = await self._take_up()
@@ -108,12 +109,13 @@ class SessionEntry:
 
     async def _run_session(self, log: SessionLog, arrived_at: float) -> None:
         before = len(self.stream.tokens)
-        self.run = SessionRun(self.id, self.resolved, self.context, log, self.stream, arrived_at)
+        self.run = SessionRun(self.resolved, self.context, log, self.stream, self.life, arrived_at)
         self.choose_mixed(self.mixed)
         try:
             await self.run.run()
         finally:
             self.run = None
+            self.life.end_run()
             self.params = log.params
             self.tokens_here += len(self.stream.tokens) - before
             self.epoch = log.epoch_written
@@ -185,16 +187,14 @@ class SessionRegistry:
         send: Send,
         *,
         texts: Texts | None = None,
-        keep: Keep | None = None,
     ) -> None:
         """Start a session and send its events. `texts`: what it is written from, where the request does not say that.
-        `keep`: makes what the gateway keeps with it. Raises what RequestValidator, `keep` and the store raise, and what
-        ends the session."""
+        Raises what RequestValidator and the store raise, and what ends the session."""
         with self._client(), self._context.observers.watch_request("generate", context) as observer:
             observer.generate_requested(request)
             with self._context.observers.admitting():
-                stream = await self._start_session(request, texts, keep)
-            await _send_events(stream.follow(), observer, send)
+                stream = await self._start_session(request, context.tenant, texts)
+            await self._send_events(stream, stream.follow(), observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
         """Send what the client does not have yet. Raises NotFound, FailedPrecondition for a text of another vocabulary,
@@ -203,22 +203,35 @@ class SessionRegistry:
             characters = request.characters if request.HasField("characters") else None
             revision = request.revision if request.HasField("revision") else None
             mixed = request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None
-            stream = await self._open_stream(request.session_id, revision, mixed)
-            await _send_events(stream.follow(request.offset, characters, revision), observer, send)
+            stream = await self._open_stream(request.session_id, context.tenant, revision, mixed)
+            await self._send_events(stream, stream.follow(request.offset, characters, revision), observer, send)
+
+    async def _send_events(
+        self, stream: OutputStream, events: AsyncGenerator[Event, None], observer: RequestObserver, send: Send
+    ) -> None:
+        """Send events until they end or the client disconnects, which cancels this call. When the last client has gone
+        its session is stopped, and waits in its record for `resume`."""
+        try:
+            # Sent instead of yielded: when a client leaves, its stream stops being followed at once.
+            async with aclosing(events) as following:
+                async for event in following:
+                    observer.event_sent(event)
+                    await send(event)
+        finally:
+            entry = self._entries.get(stream.started.session_id)
+            if entry is not None and entry.stream is stream and not stream.followed:
+                entry.stop()
 
     async def _start_session(
-        self, request: gateway_pb2.GenerateRequest, texts: Texts | None, keep: Keep | None
+        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, texts: Texts | None
     ) -> OutputStream:
-        """The stream of a new session, in the log and running. Raises what RequestValidator, `keep` and the store
-        raise."""
+        """The stream of a new session, in the log and running. Raises what RequestValidator and the store raise."""
         arrived_at = self._context.clock()
         self._check_open()
         session_id = self._new_id()
         with self._arrival():
-            resolved = await self._validator.resolve(request, self._count, session_id, texts=texts)
-            if keep is not None:
-                resolved = replace(resolved, response=await keep(len(resolved.prompt)))
-            reservation = await _reserve(resolved, 0)
+            resolved = await self._validator.resolve(request, tenant, self._count, session_id, texts=texts)
+            reservation = await _reserve(tenant, resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
                 record = SessionRecord(session_id, 1, params, len(resolved.prompt), resolved.prompt)
@@ -233,61 +246,62 @@ class SessionRegistry:
         return entry.stream
 
     async def _open_stream(
-        self, session_id: str, revision: int | None = None, mixed: bool | None = None
+        self, session_id: str, tenant: Tenant, revision: int | None = None, mixed: bool | None = None
     ) -> OutputStream:
         """The session's stream, whichever gateway runs it; one that ended needs nothing but its record. `revision`: of
         the text that the client has, if it sent that. `mixed`: as in ResumeRequest. Raises NotFound,
         FailedPrecondition for a text of another vocabulary, and what RequestValidator raises."""
-        while entry := self._entry_of_caller(session_id):
-            if entry.stopping and entry.task is not None:
+        while entry := self._entry_of(session_id, tenant):
+            if entry.life.left and entry.task is not None:
                 await asyncio.wait([entry.task])
-            elif await self._is_current(entry, revision):
+            elif await self._is_current(entry, tenant, revision):
                 entry.choose_mixed(mixed)
                 return entry.stream
         with self._arrival():
-            record = await self.read_record(session_id)
-            stored = self._check_vocabulary(stored_request(record))
+            record = await self.read_record(session_id, tenant)
+            self._check_vocabulary(stored_request(record, tenant))
             if record.outcome:
                 return await self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
-            resolved = await self._validator.resolve(stored, self._count, session_id, prompt)
+            resolved = await self._validator.resolve(request_of(record), tenant, self._count, session_id, prompt)
         again = self._ownership.may_take(record) and _charged_by_resume(record, record.epoch)
-        reservation = await _reserve(resolved, len(output_of(record)), again=again)
-        if self._closing or self._entry_of_caller(session_id):  # or another client came first
+        reservation = await _reserve(tenant, resolved, len(output_of(record)), again=again)
+        if self._closing or self._entry_of(session_id, tenant):  # or another client came first
             reservation.end(0)
             self._check_open()
-            return await self._open_stream(session_id, revision, mixed)
+            return await self._open_stream(session_id, tenant, revision, mixed)
         entry = self._add_entry(record, resolved)
         entry.mixed = mixed
         self._start_task(entry, entry.follow_log(record), reservation)
         return entry.stream
 
-    async def _is_current(self, entry: SessionEntry, revision: int | None) -> bool:
+    async def _is_current(self, entry: SessionEntry, tenant: Tenant, revision: int | None) -> bool:
         """Return True if the entry's text is the session's: it may have been rolled back on another gateway, or
         the entry's last client may leave while the log is read. A client that has the entry's revision need not ask."""
         if revision == entry.stream.started.revision:
             return True
-        record = await self.read_record(entry.id)
+        record = await self.read_record(entry.id, tenant)
         if same_request(record.params, entry.params):
-            return not entry.stopping
+            return not entry.life.left
         entry.apply_record(record)
         await self._let_go(entry)
         return False
 
-    async def roll_back(self, request: gateway_pb2.RollbackRequest) -> gateway_pb2.RollbackResponse:
+    async def roll_back(self, request: gateway_pb2.RollbackRequest, tenant: Tenant) -> gateway_pb2.RollbackResponse:
         """Cut and edit the session, or a branch of it, and leave it without an owner. Raises NotFound, OutOfRange,
         Aborted where another client changes it at the same time, and what RequestValidator raises for what is left."""
-        record = await self.read_record(request.session_id)
+        record = await self.read_record(request.session_id, tenant)
         length = len(output_of(record))
         if request.output_tokens > length:
             raise OutOfRange(f"The session has {length} output tokens; keep at most those.", reason="NO_OFFSET")
-        stored, prompt = self._check_vocabulary(stored_request(record)), record.tokens[: record.prompt_length]
-        resolved, edit = await self._validator.revise(stored, prompt, request)
+        stored, prompt = stored_request(record, tenant), record.tokens[: record.prompt_length]
+        self._check_vocabulary(stored)
+        resolved, edit = await self._validator.revise(request_of(record), stored, tenant, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
         # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
         resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record, record.epoch + 1)
         charged = len(tokens) if request.branch or resumed_free else 0
-        shared = await caller().charge(charged)
+        shared = await tenant.charge(charged)
         try:
             if request.branch:
                 spans = cut(spans_of(record.params), request.output_tokens, len(edit))
@@ -297,7 +311,7 @@ class SessionRegistry:
                 cutting = self._cut(record, request.output_tokens, edit, resolved.params())
                 session_id, epoch = record.id, await _uninterrupted(cutting)
         except SlipstreamError:
-            caller().give_back(charged, shared=shared)
+            tenant.give_back(charged, shared=shared)
             raise
         key = types_pb2.SessionKey(id=session_id, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
@@ -320,11 +334,11 @@ class SessionRegistry:
         await self._ownership.create_branch(record)
         return record.id
 
-    async def cancel(self, session_id: str) -> None:
+    async def cancel(self, session_id: str, tenant: Tenant) -> None:
         """End the session, wherever it runs; it has ended when this returns. Nothing happens to one that had."""
-        if run := self.running(session_id):
+        if run := self.running(session_id, tenant):
             run.cancel()  # at once, whatever the store does
-        await self.read_record(session_id)
+        await self.read_record(session_id, tenant)
         await _uninterrupted(self._cancel(session_id))
 
     async def _cancel(self, session_id: str) -> None:
@@ -335,46 +349,47 @@ class SessionRegistry:
                 await run.ended.wait()
             await self._ownership.finish_cancelled(session_id)
 
-    async def describe(self, session_id: str) -> gateway_pb2.GetSessionResponse:
+    async def describe(self, session_id: str, tenant: Tenant) -> gateway_pb2.GetSessionResponse:
         """The session's record. Raises what `read_record` raises."""
-        return self._described(await self.read_record(session_id))
+        return self._described(await self.read_record(session_id, tenant), tenant)
 
-    async def describe_response(self, session_id: str) -> tuple[gateway_pb2.GetSessionResponse, bytes]:
+    async def describe_response(self, session_id: str, tenant: Tenant) -> tuple[gateway_pb2.GetSessionResponse, bytes]:
         """The session's record, and what a gateway kept with it as a response. Raises what `read_record` raises."""
-        record = await self.read_record(session_id)
-        return self._described(record), stored_request(record).response
+        record = await self.read_record(session_id, tenant)
+        return self._described(record, tenant), stored_request(record, tenant).response
 
-    def _described(self, record: SessionRecord) -> gateway_pb2.GetSessionResponse:
-        stored, finished, run = stored_request(record), finished_of(record), self.running(record.id)
+    def _described(self, record: SessionRecord, tenant: Tenant) -> gateway_pb2.GetSessionResponse:
+        stored, request, finished = stored_request(record, tenant), request_of(record), finished_of(record)
+        run = self.running(record.id, tenant)
         return gateway_pb2.GetSessionResponse(
             key=types_pb2.SessionKey(id=record.id, epoch=record.epoch),
-            model=stored.model,
-            seed=stored.sampling.seed,
+            model=request.model,
+            seed=request.sampling.seed,
             prompt_token_ids=record.tokens[: record.prompt_length],
             output_token_ids=output_of(record),
             finish_reason=finished.reason,
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
-            annotation=stored.annotation,
+            annotation=request.annotation,
             arithmetics=[each for each in stored.arithmetics if each.arithmetic],
         )
 
-    async def read_events(self, session_id: str) -> list[Event]:
+    async def read_events(self, session_id: str, tenant: Tenant) -> list[Event]:
         """All events of a session that ended. Raises FailedPrecondition for one that goes on, or has a text of another
         vocabulary, and what `read_record` raises."""
-        record = await self.read_record(session_id)
-        self._check_vocabulary(stored_request(record))
+        record = await self.read_record(session_id, tenant)
+        self._check_vocabulary(stored_request(record, tenant))
         if not record.outcome:
             raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
         return [event async for event in (await self._ended_stream(record)).follow()]
 
-    async def read_record(self, session_id: str) -> SessionRecord:
+    async def read_record(self, session_id: str, tenant: Tenant) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
         expired, or is another tenant's."""
         if not 1 <= len(session_id) <= MAX_ID_CHARACTERS:
             raise store_error("MISSING", session_id[:MAX_ID_CHARACTERS], 0, 0)
         await self._ownership.flush_writes(session_id)
         record = await self._ownership.store.read(session_id)
-        stored_request(record)  # raises for another tenant's
+        stored_request(record, tenant)  # raises for another tenant's
         return record
 
     @property
@@ -382,9 +397,9 @@ class SessionRegistry:
         """Number of sessions here."""
         return len(self._entries)
 
-    def running(self, session_id: str) -> SessionRun | None:
-        """The run of one of the caller's sessions, if it runs here."""
-        entry = self._entry_of_caller(session_id)
+    def running(self, session_id: str, tenant: Tenant) -> SessionRun | None:
+        """The run of one of the tenant's sessions, if it runs here."""
+        entry = self._entry_of(session_id, tenant)
         return None if entry is None else entry.run
 
     # Calls of the process.
@@ -404,8 +419,8 @@ class SessionRegistry:
     @property
     def stuck(self) -> bool:
         """Whether no session can go on: none has a verifier, and there is none."""
-        decided = any(entry.run is not None and entry.run.decided for entry in self._entries.values())
-        return not decided and not self._context.router.ready
+        decoding = any(entry.life.decoding for entry in self._entries.values())
+        return not decoding and not self._context.router.ready
 
     async def close(self) -> None:
         """Let every session go, all at once, and take no others; other gateways may take them up."""
@@ -421,15 +436,14 @@ class SessionRegistry:
         if self._closing:
             raise suspended(self._context.config.alone)
 
-    def _entry_of_caller(self, session_id: str) -> SessionEntry | None:
+    def _entry_of(self, session_id: str, tenant: Tenant) -> SessionEntry | None:
         entry = self._entries.get(session_id)
-        return entry if entry is not None and entry.resolved.owner == caller().name else None
+        return entry if entry is not None and entry.resolved.owner == tenant.name else None
 
     def _add_entry(self, record: SessionRecord, resolved: ResolvedRequest) -> SessionEntry:
         stream = self._new_stream(record)
         entry = SessionEntry(record.id, resolved, stream, self._context, self._ownership, record.params, record.epoch)
         self._entries[record.id] = entry
-        stream.on_deserted = entry.stop
         return entry
 
     def _start_task(
@@ -462,7 +476,7 @@ class SessionRegistry:
         if entry.task is not None:
             await asyncio.wait([entry.task])
 
-    def _check_vocabulary(self, stored: gateway_pb2.StoredRequest) -> gateway_pb2.StoredRequest:
+    def _check_vocabulary(self, stored: gateway_pb2.StoredRequest) -> None:
         theirs, ours = stored.vocabulary_fingerprint, self._tokenizer.fingerprint
         if theirs not in ("", ours):
             raise FailedPrecondition(
@@ -470,7 +484,6 @@ class SessionRegistry:
                 "gateway of its model.",
                 reason="VOCABULARY_MISMATCH",
             )
-        return stored
 
     async def _ended_stream(self, record: SessionRecord) -> OutputStream:
         stream = self._new_stream(record)
@@ -481,16 +494,16 @@ class SessionRegistry:
         return stream
 
     def _new_stream(self, record: SessionRecord) -> OutputStream:
-        stored = stored_request(record)
+        request, stored = request_of(record), gateway_pb2.StoredRequest.FromString(record.params)
         started = gateway_pb2.Started(
             session_id=record.id,
-            seed=stored.sampling.seed,
+            seed=request.sampling.seed,
             prompt_token_ids=record.tokens[: record.prompt_length],
-            model=stored.model,
+            model=request.model,
             revision=stored.revision,
         )
-        shown = self._tokenizer.shown if stored.logprobs else number_only
-        return OutputStream(started, Transcript(self._tokenizer.detokenizer(), stored.stop, shown))
+        shown = self._tokenizer.shown if request.logprobs else number_only
+        return OutputStream(started, Transcript(self._tokenizer.detokenizer(), request.stop, shown))
 
     def _new_id(self) -> str:
         return f"{self._context.random_bits(128):032x}"
@@ -517,14 +530,6 @@ class SessionRegistry:
         return len(self._entries) + self._arriving - 1
 
 
-async def _send_events(events: AsyncGenerator[Event, None], observer: RequestObserver, send: Send) -> None:
-    # Sent instead of yielded: when a client leaves, its stream stops being followed at once.
-    async with aclosing(events) as following:
-        async for event in following:
-            observer.event_sent(event)
-            await send(event)
-
-
 def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:
     """End the stream with the outcome of a record whose output the stream has."""
     stream.conclude()
@@ -539,11 +544,13 @@ def _charged_by_resume(record: SessionRecord, epoch: int) -> bool:
     return epoch - moves_of(record.params) > FREE_EPOCHS
 
 
-async def _reserve(resolved: ResolvedRequest, generated: int, *, again: bool = False) -> TokenReservation:
-    """The caller's tokens for what is left of a session. What was generated, or written by a rollback, was paid for,
-    unless it is computed `again` at the caller's expense."""
+async def _reserve(
+    tenant: Tenant, resolved: ResolvedRequest, generated: int, *, again: bool = False
+) -> TokenReservation:
+    """The tenant's tokens for what is left of a session. What was generated, or written by a rollback, was paid for,
+    unless it is computed `again` at the tenant's expense."""
     prompt = len(resolved.prompt) + generated if again or not generated else 0
-    return await caller().admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
+    return await tenant.admit(prompt, max(0, resolved.max_length - len(resolved.prompt) - generated))
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:

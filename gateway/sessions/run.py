@@ -26,6 +26,7 @@ from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats, describe_rounds
+from gateway.sessions.state import SessionLife, SessionState
 from gateway.store.session_log import SessionLog
 from slipstream.concurrency import Backoff
 from slipstream.errors import ARITHMETIC_GONE, STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable
@@ -60,15 +61,16 @@ class SessionRun:
 
     def __init__(
         self,
-        session_id: str,
         resolved: ResolvedRequest,
         context: GatewayContext,
         log: SessionLog,
         stream: OutputStream,
+        life: SessionLife,
         arrived_at: float,
     ) -> None:
         """`arrived_at`: monotonic seconds, from which the client's waiting is counted."""
-        self.id = session_id
+        self.id = log.id
+        self._life = life
         self._resolved = resolved
         self._router = context.router
         self._config = context.config
@@ -83,9 +85,7 @@ class SessionRun:
         self._drafters = DrafterAssignment(resolved, context.router)
         self.stats = RequestStats.of_request(resolved, context.clock, arrived_at, context.router.predicts)
         self.stats.arithmetics = self._written
-        self._observers = context.observers.watch_session(
-            session_id, resolved, self.stats, from_beginning=from_beginning
-        )
+        self._observer = context.observers.watch_session(self.id, resolved, self.stats, from_beginning=from_beginning)
         self._verifier: VerifierWorker | None = None
         self._verifier_session: VerifierSession | None = None
         self._opened = False
@@ -96,20 +96,12 @@ class SessionRun:
         self._failed_steps = Backoff(first_s=0.5)
         self._return_at = 0.0
         """Loop time before which those are not tried again: what is wrong with their model may pass."""
-        self._cancelled = False
-        self.ending = False
-        """Whether nothing is left to do but to write how the session ended."""
         self.ended = asyncio.Event()
         stream.on_taken = self._add_credit
 
-    @property
-    def decided(self) -> bool:
-        """Whether the session is open on a verifier."""
-        return self._verifier_session is not None
-
     def cancel(self) -> None:
         """End soon; KV memory on the verifier is free at once."""
-        self._cancelled = True
+        self._life.enter(SessionState.CANCELLED)
         if self._verifier_session is not None:
             self._verifier_session.close()
             self._verifier_session.end(SessionEnded(FINISH_REASON_CANCELLED))
@@ -132,8 +124,8 @@ class SessionRun:
         """Run the session to its end, which clients receive by the stream, as an error where it is one. Raises Aborted
         where another owner took the session and continues it."""
         bind_contextvars(session=self.id)
-        for observer in self._observers:
-            observer.run_began()
+        self._life.enter(SessionState.WAITING)
+        self._observer.run_began()
         outcome = "failed"
         try:
             finished = self._finish_text(await self._decode())
@@ -157,19 +149,17 @@ class SessionRun:
             occupancy = self._drafters.occupancy
             await self._record_end(finished)
             self._stream.finish(finished)
-            for observer in self._observers:
-                observer.session_finished(finished, occupancy)
+            self._observer.session_finished(finished, occupancy)
         finally:
             self._report_ended(outcome)
 
     def _report_ended(self, outcome: str) -> None:
         self.ended.set()
-        for observer in self._observers:
-            observer.run_ended(outcome)
+        self._observer.run_ended(outcome)
 
     async def _decode(self) -> FinishReason:
         """Take rounds, on one verifier after the other if need be, until there is a reason to end."""
-        while not self._cancelled:
+        while not self._life.cancelled:
             if self._stream.transcript.stop:  # perhaps in what an earlier owner wrote
                 return FINISH_REASON_STOP
             if self._verifier_session is None and (reason := self._completed()):
@@ -188,8 +178,7 @@ class SessionRun:
     def _update_drafters(self, session: VerifierSession, received: Received) -> None:
         self._drafters.apply_received(received)
         if received.events:
-            for observer in self._observers:
-                observer.drafters_reported(received.events)
+            self._observer.drafters_reported(received.events)
         if self._drafters.reassign(self._length, hurry=bool(received.events)):
             session.attach_drafters(self._drafters.addresses)
 
@@ -198,10 +187,9 @@ class SessionRun:
         if self._opened:  # the next epoch fences off what the former verifier may still send
             await self._raise_epoch()
             self.stats.rehomed += 1
-            for observer in self._observers:
-                observer.reopening()
+            self._observer.reopening()
         self._opened = True
-        await self._stream.wait_for_clients(self._config.credit_tokens, lambda: self._cancelled)
+        await self._stream.wait_for_clients(self._config.credit_tokens, lambda: self._life.cancelled)
         prefixes = self._prefixes()
         verifier = await self._wait_for_verifier(prefixes)
         if verifier is None:
@@ -212,6 +200,7 @@ class SessionRun:
             return None
         session = verifier.new_session()
         self._verifier, self._verifier_session = verifier, session
+        self._life.enter(SessionState.DECODING)
         self._router.affinity.note(prefixes, verifier)
         self._drafters.forget_lost_links()
         self._drafters.reassign(self._length, hurry=True)
@@ -232,8 +221,7 @@ class SessionRun:
         spans = opened(self._spans, len(self._stream.tokens), arithmetic)
         if before and spans and arithmetic != before:
             log.warning("the text goes on with arithmetic %s, and was written by %s so far", arithmetic, before)
-            for observer in self._observers:
-                observer.arithmetic_changed(before, arithmetic, self._length)
+            self._observer.arithmetic_changed(before, arithmetic, self._length)
         if spans != self._spans:
             self._spans = spans
             await self._raise_epoch()
@@ -248,11 +236,10 @@ class SessionRun:
     async def _wait_for_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far; where none came in time and the text may be mixed,
         one of another. None when the session was cancelled meanwhile. Raises Unavailable when no verifier came."""
-        for observer in self._observers:
-            observer.verifier_wait_began()
+        self._observer.verifier_wait_began()
         try:
             async with asyncio.timeout(self._config.rehoming_wait_s):
-                while not self._cancelled:
+                while not self._life.cancelled:
                     if verifier := self._choose_verifier(prefixes):
                         return verifier
                     with contextlib.suppress(TimeoutError):
@@ -264,8 +251,7 @@ class SessionRun:
                 return other
             raise self._nowhere() from error
         finally:
-            for observer in self._observers:
-                observer.verifier_wait_ended()
+            self._observer.verifier_wait_ended()
 
     def _choose_verifier(self, prefixes: Sequence[bytes], *, waited: bool = False) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far, preferably one that has not failed this session.
@@ -310,23 +296,19 @@ class SessionRun:
         counted: tokens whose write was interrupted are in no counter, rather than in two."""
         tokens = [token for done in rounds for token in done.token_ids]
         if tokens:
-            for observer in self._observers:
-                observer.commit_began()
+            self._observer.commit_began()
             try:
                 await self._log.append(tokens)
             except BaseException as error:
-                for observer in self._observers:
-                    observer.commit_ended(rounds, error)
+                self._observer.commit_ended(rounds, error)
                 raise
-            for observer in self._observers:
-                observer.commit_ended(rounds, None)
+            self._observer.commit_ended(rounds, None)
             shown = len(self._stream.tokens)
             details = list(describe_rounds(rounds, self.stats, shown)) if self._resolved.rounds else ()
             self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs], details)
         for done in rounds:
             self.stats.add_round(done)
-            for observer in self._observers:
-                observer.round_shown(done)
+            self._observer.round_shown(done)
 
     def _add_credit(self, tokens: int) -> None:
         """The farthest client took so many more tokens: the verifier may generate as many. A slow client gives none."""
@@ -345,8 +327,7 @@ class SessionRun:
             self._avoid.add(self._verifier)
         if error.reason == STEP_FAILED:
             self._return_at = asyncio.get_running_loop().time() + self._failed_steps.next_delay_s()
-        for observer in self._observers:
-            observer.verifier_lost(error)
+        self._observer.verifier_lost(error)
         self._leave_verifier()
         mendable = isinstance(error, (Unavailable, ResourceExhausted))
         if not mendable or self._blame + end.blame > self._config.rehomings:
@@ -381,13 +362,13 @@ class SessionRun:
             self._router.affinity.note(self._prefixes(), self._verifier)
         if self._verifier_session is not None:
             self._verifier_session.close()
-            for observer in self._observers:
-                observer.verifier_left(complete=bool(self._completed()))
+            self._observer.verifier_left(complete=bool(self._completed()))
         self._verifier_session = self._verifier = None
+        self._life.enter(SessionState.WAITING)
 
     async def _suspend(self, error: SlipstreamError | None = None) -> None:
         """Leave nothing of the session but its record, which any gateway may take up."""
-        self.ending = True
+        self._life.enter(SessionState.ENDING)
         self._leave_verifier()
         self._drafters.release_all()
         if error is not None and self._log.gave_up:  # clients need not wait for a store that does not answer
@@ -397,7 +378,7 @@ class SessionRun:
 
     async def _record_end(self, finished: gateway_pb2.Finished) -> None:
         """Write the outcome for clients that ask later. A store that refuses it changes nothing for those here."""
-        self.ending = True
+        self._life.enter(SessionState.ENDING)
         self._leave_verifier()
         self._drafters.release_all()
         self.stats.close()
@@ -412,6 +393,5 @@ class SessionRun:
         request.key.CopyFrom(types_pb2.SessionKey(id=self.id, epoch=self._log.epoch))
         request.credit = max(1, self._config.credit_tokens - self._stream.lag)
         request.arithmetic = verifier.announced
-        for observer in self._observers:
-            observer.opening(verifier.address, request)
+        self._observer.opening(verifier.address, request)
         return request

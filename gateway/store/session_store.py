@@ -35,7 +35,7 @@ class SessionRecord:
     id: str
     epoch: int
     params: bytes
-    """The request without its prompt, every default filled in: a serialised StoredRequest."""
+    """The request without its prompt, every default filled in: a GenerateRequest and a StoredRequest, serialised."""
     prompt_length: int
     tokens: tuple[int, ...]
     """Prompt and output, from `start` on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from gateway.request_context import RequestContext
@@ -12,6 +11,7 @@ from gateway.sessions.request_stats import RequestStats
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
 from gateway.telemetry.tracing import session_trace, traced
 from gateway.telemetry.trial import Trial
+from slipstream.telemetry.composite import composite
 from slipstream.telemetry.tracing import Tracing
 
 
@@ -30,8 +30,8 @@ class GatewayObservers(Observers):
 
     def watch_session(
         self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
-    ) -> Sequence[SessionObserver]:
+    ) -> SessionObserver:
         counting = SessionMetrics(self.metrics, resolved, stats, from_beginning=from_beginning)
         trace = session_trace(resolved.arm)
         sample = self.trial.sample(resolved.arm, session_id) if self.trial and resolved.arm and from_beginning else None
-        return [each for each in (counting, trace, sample) if each is not None]
+        return composite(SessionObserver, [each for each in (counting, trace, sample) if each is not None])

@@ -1,1 +1,1 @@
-"""From tokens to text: detokenizer, stop strings, transcript. Imports only `slipstream`."""
+"""From tokens to text: detokenizer, stop strings, transcript. Imports `work` and what is below it."""

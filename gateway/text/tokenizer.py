@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Encoder
 
+from gateway.auth.tenant import Tenant
 from gateway.text.chat_messages import read_chat
 from gateway.text.chat_template import ChatTemplate, Message
 from gateway.text.detokenizer import Detokenizer
@@ -33,7 +34,7 @@ SHORT_TOKENS = 512
 
 
 class Tokenizer:
-    """Token ids of long texts are arrays. Whatever is long raises what `TenantWork.run` raises, too."""
+    """Token ids of long texts are arrays. Long texts are the tenant's work, and raise what `TenantWork.run` raises."""
 
     def __init__(
         self,
@@ -61,14 +62,14 @@ class Tokenizer:
         size = self._checked_size(text)
         return -(-size // self.longest_token) if self.longest_token else min(1, size)
 
-    async def encode(self, text: str) -> Sequence[int]:
+    async def encode(self, text: str, tenant: Tenant) -> Sequence[int]:
         """Token ids of a whole text, with the special tokens that the tokenizer puts around it. Raises InvalidArgument
         for a text above the size limit."""
-        return await self._encode(text, WHOLE)
+        return await self._encode(text, WHOLE, tenant)
 
-    async def encode_middle(self, text: str) -> Sequence[int]:
+    async def encode_middle(self, text: str, tenant: Tenant) -> Sequence[int]:
         """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
-        return await self._encode(text, MIDDLE)
+        return await self._encode(text, MIDDLE, tenant)
 
     async def encode_chat(
         self,
@@ -76,6 +77,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         most_tokens: int = 0,
+        *,
+        tenant: Tenant,
     ) -> Sequence[int]:
         """Token ids of a conversation in the chat template. `most_tokens`: above which the conversation is of no use;
         0: none. Raises what `TextEncoding.encode_chat` raises."""
@@ -84,38 +87,40 @@ class Tokenizer:
         if self.work is None or is_short(given):
             return self.encoding.encode_chat(messages, tools, variables or {}, most_bytes)
         body = _as_json(given)
-        return _ids(await self._run("chat", body, proto=False, most_bytes=most_bytes, answer=None))
+        return _ids(await self._run(tenant, "chat", body, proto=False, most_bytes=most_bytes, answer=None))
 
-    async def encode_message(self, chat: gateway_pb2.Chat, most_tokens: int = 0) -> Sequence[int]:
+    async def encode_message(self, chat: gateway_pb2.Chat, most_tokens: int, tenant: Tenant) -> Sequence[int]:
         """`encode_chat` of a conversation as a client of gRPC sends it. Raises what `read_chat` raises, too."""
         most_bytes = most_tokens * self.longest_token
         if self.work is None or chat.ByteSize() < SHORT:
             return self.encoding.encode_chat(*read_chat(chat), most_bytes)
         body = chat.SerializeToString()
-        return _ids(await self._run("chat", body, proto=True, most_bytes=most_bytes, answer=None))
+        return _ids(await self._run(tenant, "chat", body, proto=True, most_bytes=most_bytes, answer=None))
 
-    async def tokenized(self, given: str | Sequence[Message], *, special: bool, texts: bool, max_length: int) -> bytes:
+    async def tokenized(
+        self, given: str | Sequence[Message], tenant: Tenant, *, special: bool, texts: bool, max_length: int
+    ) -> bytes:
         """The answer of `/tokenize` in JSON, for a text or messages. `special`: with the special tokens around a text.
         `texts`: with the text of each token. Raises what `encode` and `encode_chat` raise."""
         kind, answer = WHOLE if special else RENDERED, {"texts": texts, "max_length": max_length}
         if isinstance(given, str):
             self._checked_size(given)
             if self.work is not None and not is_short(given):
-                return bytes(await self._run("encode", given.encode(), text=kind, answer=answer))
+                return bytes(await self._run(tenant, "encode", given.encode(), text=kind, answer=answer))
             tokens = self.encoding.encode(given, kind)
         elif self.work is not None and not is_short(given):
             body = _as_json([given, (), {}])
-            return bytes(await self._run("chat", body, proto=False, most_bytes=0, answer=answer))
+            return bytes(await self._run(tenant, "chat", body, proto=False, most_bytes=0, answer=answer))
         else:
             tokens = self.encoding.encode_chat(given, (), {})
         return self.encoding.tokenized(tokens, texts=texts, max_length=max_length)
 
-    async def decode(self, tokens: Sequence[int], below: int = 0) -> str:
+    async def decode(self, tokens: Sequence[int], tenant: Tenant, below: int = 0) -> str:
         """The text of these tokens, without special tokens. `below`: where every id has to be; 0: they were checked.
         Raises InvalidArgument for others."""
         if self.work is None or len(tokens) < SHORT_TOKENS:
             return self.encoding.decode(tokens, below)
-        return str(await self._run("decode", array(IDS, tokens).tobytes(), below=below), "utf-8")
+        return str(await self._run(tenant, "decode", array(IDS, tokens).tobytes(), below=below), "utf-8")
 
     async def prepare(self, model: types_pb2.ModelInfo) -> None:
         """Prepare structured output for a model: what takes long the first time is done now."""
@@ -150,15 +155,15 @@ class Tokenizer:
             raise InvalidArgument(f"The text has {size} bytes; send at most {self._max_bytes}.", reason="TEXT_TOO_LONG")
         return size
 
-    async def _encode(self, text: str, kind: str) -> Sequence[int]:
+    async def _encode(self, text: str, kind: str, tenant: Tenant) -> Sequence[int]:
         self._checked_size(text)
         if self.work is None or is_short(text):
             return self.encoding.encode(text, kind)
-        return _ids(await self._run("encode", text.encode(), text=kind, answer=None))
+        return _ids(await self._run(tenant, "encode", text.encode(), text=kind, answer=None))
 
-    async def _run(self, kind: str, body: bytes, **options: Any) -> bytes | bytearray | memoryview:
+    async def _run(self, tenant: Tenant, kind: str, body: bytes, **options: Any) -> bytes | bytearray | memoryview:
         assert self.work is not None
-        return (await self.work.run(kind, body, **options)).body
+        return (await self.work.run(tenant, kind, body, **options)).body
 
 
 def _ids(packed: bytes | bytearray | memoryview) -> Sequence[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.auth.tenant import caller
+from gateway.auth.tenant import Tenant
 from gateway.work.frames import Buffer, JobFrame
 from gateway.work.processes import ProcessLost, ProcessSource, WorkingProcess
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable, from_code
@@ -44,7 +44,7 @@ class _QueuedJob:
 
 
 class TenantWork:
-    """`run` does one job for the caller's tenant. Nothing is started before the first job, or `prepare`."""
+    """`run` does one job for a tenant. Nothing is started before the first job, or `prepare`."""
 
     def __init__(
         self,
@@ -74,11 +74,10 @@ class TenantWork:
         except ProcessLost as error:
             raise Unavailable("the process that reads long texts could not be started", reason="WORK") from error
 
-    async def run(self, kind: str, body: Buffer, **options: Any) -> JobFrame:
+    async def run(self, tenant: Tenant, kind: str, body: Buffer, **options: Any) -> JobFrame:
         """The result of a job. Cancelling ends it. Raises what the work raises, ResourceExhausted for more than the
         tenant may have waiting, or its quota allows, InvalidArgument for what takes too long, Unavailable where the
         process was lost."""
-        tenant = caller()
         self._check(tenant.name, kind, body)
         await tenant.charge(-(-len(body) // KINDS[kind]))
         self._check(tenant.name, kind, body)

@@ -15,11 +15,8 @@ REQUEST_FIELDS = (
     *("model", "max_tokens", "stop_token_ids", "ignore_eos", "workload", "cache_salt", "priority"),
     "mixed_arithmetic",
 )
-"""Options with the name and type of a field of the request; so are the next two of its parts."""
-SAMPLING_FIELDS = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("logit_bias", "seed"),
-)
+"""Options with the name and type of a field of the request; so are the next of a part of it, and those of
+`SamplingOptions`."""
 SPECULATION_FIELDS = ("max_draft_tokens", "drafters")
 
 
@@ -38,6 +35,9 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     """Added to the logits of tokens, by token id."""
+    allowed_token_ids: Sequence[int] | None
+    """The output has these tokens alone; without an end-of-text token among them it ends by its length or a stop
+    string."""
     seed: int | None
     """Requests of one seed get one text; without one the server draws it."""
     acceptance: str
@@ -160,8 +160,8 @@ def _request(options: GenerateOptions) -> gateway_pb2.GenerateRequest:
             **_chosen(given, REQUEST_FIELDS),
             stop=[stop] if isinstance(stop, str) else stop,
             sampling=gateway_pb2.SamplingOptions(
-                **_chosen(given, SAMPLING_FIELDS),
-                acceptance=proto_conversion.rule_number(given.get("acceptance", "coupled")),
+                **_chosen(given, proto_conversion.SAMPLING_FIELDS)
+                | {"acceptance": proto_conversion.rule_number(given.get("acceptance", "coupled"))}
             ),
             speculation=gateway_pb2.SpeculationOptions(
                 **_chosen(given, SPECULATION_FIELDS), disabled=not given.get("speculation", True)

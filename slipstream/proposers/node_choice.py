@@ -135,10 +135,7 @@ class Place:
     def sampled(self, width: int) -> logits_processor.SampledRow:
         """What its row of `width` logits stands for; only penalties need the tokens before it. A target that is padded
         further than the draft model may have tokens beyond the row: nothing is to be done about them."""
-        sampling = self.context.sampling
-        if sampling.logit_bias and max(sampling.logit_bias) >= width:
-            bias = {token: value for token, value in sampling.logit_bias.items() if token < width}
-            sampling = replace(sampling, logit_bias=bias)
+        sampling = self.context.sampling.below(width)
         if not sampling.penalised:
             return logits_processor.SampledRow(sampling)
         history = TokenHistory(_below(width, self.context.tokens[: self.context.prompt_length]))

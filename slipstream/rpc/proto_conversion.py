@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
-from slipstream.speculation.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams, TokenLogprobs, current_rule
+from slipstream.speculation.sampling_params import MAX_NAMED_TOKENS, SamplingParams, TokenLogprobs, current_rule
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2
 
@@ -32,47 +32,61 @@ _RULE_NAMES = {
 } | {rule: name for name, rule in _RULES.items()}
 
 
+SAMPLING_FIELDS = tuple(types_pb2.SamplingOptions.DESCRIPTOR.fields_by_name)
+"""All parameters; `SamplingParams` has attributes of these names."""
+_TOKEN_FIELDS = tuple(field.name for field in types_pb2.SamplingOptions.DESCRIPTOR.fields if field.is_repeated)
+"""Those that name tokens: maps by token id, and lists."""
+
+
 def microseconds(seconds: float) -> int:
     """As a uint32: at most 71 minutes."""
     return min(int(seconds * 1e6), _MOST_MICROSECONDS)
 
 
-def sampling_to_proto(sampling: SamplingParams) -> types_pb2.Sampling:
-    return types_pb2.Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        seed=sampling.seed,
-        acceptance=_RULES[sampling.acceptance],
+def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingOptions:
+    """Resolved parameters, for workers and for records: what is 0 is left out unless a client means another value by
+    that."""
+    values = {name: getattr(sampling, name) for name in SAMPLING_FIELDS}
+    values["acceptance"] = _RULES[sampling.acceptance]
+    return types_pb2.SamplingOptions(
+        **{name: value for name, value in values.items() if value or name in ("temperature", "seed")}
     )
 
 
-def sampling_from_proto(message: types_pb2.Sampling) -> SamplingParams:
-    """Raises InvalidArgument for values out of range: a worker trusts no gateway."""
-    check_bias(message.logit_bias)
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=dict(message.logit_bias),
-        seed=message.seed,
-        acceptance=rule_name(message.acceptance),
-    )
+def sampling_from_proto(message: types_pb2.SamplingOptions) -> SamplingParams:
+    """What a worker is sent: all fields, 0 where unset. Raises InvalidArgument for values out of range: a worker trusts
+    no gateway."""
+    return _sampling(message, {name: getattr(message, name) for name in SAMPLING_FIELDS})
 
 
-def check_bias(logit_bias: Mapping[int, float]) -> None:
-    """Raises InvalidArgument for more entries than a session may have. Call it before the map is copied."""
-    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
+def sampling_of_client(message: types_pb2.SamplingOptions, seed: Callable[[], int]) -> SamplingParams:
+    """What a client asks for, defaults where it asks for nothing. `seed`: draws one. Raises InvalidArgument."""
+    given = {field.name: value for field, value in message.ListFields()}
+    return _sampling(message, given if "seed" in given else given | {"seed": seed()})
+
+
+def _sampling(message: types_pb2.SamplingOptions, given: dict[str, Any]) -> SamplingParams:
+    check_sizes(message)
+    for name in _TOKEN_FIELDS:
+        if name in given:
+            given[name] = _copied(given[name])
+    return SamplingParams(**given | {"acceptance": rule_name(message.acceptance)})
+
+
+def _copied(tokens: Any) -> Any:
+    return dict(tokens) if isinstance(tokens, Mapping) else tuple(tokens)
+
+
+def check_sizes(message: types_pb2.SamplingOptions) -> None:
+    """Raises InvalidArgument for more tokens than a field may name. Call it before they are copied."""
+    for name in _TOKEN_FIELDS:
+        if len(getattr(message, name)) > MAX_NAMED_TOKENS:
+            raise InvalidArgument(f"{name} names more than {MAX_NAMED_TOKENS} tokens; send fewer.")
+
+
+def highest_tokens(message: types_pb2.SamplingOptions) -> dict[str, int]:
+    """The highest token id in each field that names any."""
+    return {name: max(getattr(message, name)) for name in _TOKEN_FIELDS if getattr(message, name)}
 
 
 def rule_name(rule: types_pb2.AcceptanceRule) -> str:

@@ -66,7 +66,7 @@ def role_access(certificates: Certificates | None) -> AccessControl:
 def _authorise_role(domain: str) -> Authorise:
     """Reads the roles from the caller's certificate; the holder of several may do what any of them may."""
 
-    async def authorise(method: str, context: Context) -> None:
+    async def authorise(method: str, context: Context) -> Context:
         allowed = ALLOWED_ROLES.get(service_of(method), frozenset())
         names = {name.decode(errors="replace") for name in context.auth_context().get("peer_dns", ())}
         if names.isdisjoint(f"{role}.{domain}" for role in allowed):
@@ -75,6 +75,7 @@ def _authorise_role(domain: str) -> Authorise:
                 f"{method} is for {wanted}; the caller's certificate names {', '.join(sorted(names)) or 'no role'}.",
                 reason="ROLE",
             )
+        return context
 
     return authorise
 

@@ -30,12 +30,14 @@ MOST_REASONS = 64
 """Distinct reasons in the error counters."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Authorise = Callable[[str, Context], Awaitable[None]]
-"""(method, context): returns if the call may go on, else raises a typed error. Called before anything is read."""
+Authorise = Callable[[str, Context], Awaitable[Any]]
+"""(method, context): returns the context that the handler is called with if the call may go on, else raises a typed
+error. Called before anything is read."""
 
 
-async def allow_all(method: str, context: Context) -> None:
+async def allow_all(method: str, context: Context) -> Context:
     """Authorises every call, for ports that only trusted peers reach."""
+    return context
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
@@ -55,8 +57,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
 
-        async def enter(context: Context) -> None:
-            await self._authorise(details.method, context)
+        async def enter(context: Context) -> Any:
+            return await self._authorise(details.method, context)
 
         async def abort(context: Context, error: Exception) -> None:
             if isinstance(error, grpc.aio.AbortError):
@@ -88,7 +90,7 @@ class _Guard:
 
     def __init__(
         self,
-        enter: Callable[[Context], Awaitable[None]],
+        enter: Callable[[Context], Awaitable[Any]],
         abort: Callable[[Context, Exception], Awaitable[None]],
         parse: Callable[[bytes], Any] | None,
     ) -> None:
@@ -99,7 +101,7 @@ class _Guard:
     def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                return await behaviour(await self._admitted(request, context), context)
+                return await behaviour(*await self._admitted(request, context))
             except Exception as error:
                 await self._abort(context, error)
 
@@ -108,7 +110,7 @@ class _Guard:
     def many(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                answers = behaviour(await self._admitted(request, context), context)
+                answers = behaviour(*await self._admitted(request, context))
                 if asyncio.iscoroutine(answers):  # a handler that writes to the context itself
                     await answers
                     return
@@ -119,10 +121,10 @@ class _Guard:
 
         return guarded
 
-    async def _admitted(self, request: Any, context: Context) -> Any:
-        await self._enter(context)
+    async def _admitted(self, request: Any, context: Context) -> tuple[Any, Any]:
+        entered = await self._enter(context)
         try:
-            return request if self._parse is None else self._parse(request)
+            return (request if self._parse is None else self._parse(request)), entered
         except DecodeError as error:
             raise InvalidArgument("the request is no protobuf of this contract; regenerate the client.") from error
 

@@ -1,14 +1,14 @@
 """The resolved sampling parameters of one session, and the log-probabilities of its output tokens.
 
 All workers of a session have the same `SamplingParams`, which fix the text together with the target: randomness belongs
-to the position. The processing order is penalties, bias, temperature, top-k, top-p, min-p.
+to the position. The processing order is penalties, bias and allowed tokens, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from slipstream.errors import InvalidArgument
@@ -18,7 +18,8 @@ ACCEPTANCE_RULES = ("coupled", "rejection", "typical")
 is lossy: its texts are not distributed as the target's."""
 DEPRECATED_RULES: Mapping[str, str] = MappingProxyType({"block": "rejection", "recursive": "rejection"})
 """Names of former rules, each with the rule that replaced it: the distribution of the output is the same."""
-MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_NAMED_TOKENS = 1024
+"""Tokens that one parameter may name."""
 LEAST_TEMPERATURE, LEAST_REPETITION_PENALTY = 1e-38, 1e-30
 """Smallest ones above 0. Logits are divided by them in float32, in which a smaller temperature is 0, and a logit of
 60,000 over a smaller penalty is infinite."""
@@ -50,6 +51,8 @@ class SamplingParams:
     """64 unsigned bits."""
     acceptance: str = "coupled"
     """One of ACCEPTANCE_RULES; a name in DEPRECATED_RULES is replaced."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The output has these tokens alone; empty: all."""
 
     def __post_init__(self) -> None:
         if self.temperature != 0.0:
@@ -64,8 +67,9 @@ class SamplingParams:
         if not 0 <= self.seed < 2**64:
             raise InvalidArgument("seed must fit in 64 unsigned bits.")
         object.__setattr__(self, "acceptance", current_rule(self.acceptance))
-        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-            raise InvalidArgument(f"logit_bias names more than {MAX_LOGIT_BIAS_ENTRIES} tokens; send fewer.")
+        for name in ("logit_bias", "allowed_token_ids"):
+            if len(getattr(self, name)) > MAX_NAMED_TOKENS:
+                raise InvalidArgument(f"{name} names more than {MAX_NAMED_TOKENS} tokens; send fewer.")
         for token, bias in self.logit_bias.items():
             _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -92,6 +96,37 @@ class SamplingParams:
     def penalised(self) -> bool:
         """Whether penalties make the distribution depend on earlier tokens beyond what the model does."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def biased(self) -> bool:
+        """Whether tokens have a bias, whatever the text is."""
+        return bool(self.logit_bias or self.allowed_token_ids)
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether logits are changed before temperature and cuts."""
+        return self.penalised or self.biased
+
+    def below(self, vocabulary: int) -> SamplingParams:
+        """These parameters for rows of fewer tokens than the target has."""
+        if max((*self.logit_bias, *self.allowed_token_ids), default=0) < vocabulary:
+            return self
+        return replace(
+            self,
+            logit_bias={token: bias for token, bias in self.logit_bias.items() if token < vocabulary},
+            allowed_token_ids=tuple(token for token in self.allowed_token_ids if token < vocabulary),
+        )
+
+    def check_allowed(self, stop_token_ids: Collection[int], *, structured: bool, least: bool) -> None:
+        """Raises InvalidArgument where no token might be left that the output may go on with. `structured`: it is held
+        to a format. `least`: no stop token is allowed at its beginning."""
+        if structured and self.allowed_token_ids:
+            raise InvalidArgument("allowed_token_ids and a structured output exclude each other; send one.")
+        if least and self.allowed_token_ids and set(self.allowed_token_ids) <= set(stop_token_ids):
+            raise InvalidArgument(
+                "allowed_token_ids names stop tokens alone, which min_tokens forbids; allow another token, or leave "
+                "min_tokens out."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slipstream.v1 import types_pb2 as slipstream_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bslipstream/v1/drafter.proto\x12\rslipstream.v1\x1a\x19slipstream/v1/types.proto\"=\n\x0c\x44raftRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.slipstream.v1.DraftCommand\"\xeb\x01\n\x0c\x44raftCommand\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12(\n\x04open\x18\x03 \x01(\x0b\x32\x18.slipstream.v1.DraftOpenH\x00\x12,\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x1a.slipstream.v1.DraftCommitH\x00\x12,\n\x06policy\x18\x05 \x01(\x0b\x32\x1a.slipstream.v1.DraftPolicyH\x00\x12*\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x19.slipstream.v1.DraftCloseH\x00\x42\t\n\x07\x63ommand\"\x99\x03\n\tDraftOpen\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.slipstream.v1.SessionKey\x12%\n\x06prefix\x18\x02 \x01(\x0b\x32\x15.slipstream.v1.Prefix\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.slipstream.v1.Sampling\x12(\n\x06target\x18\x04 \x01(\x0b\x32\x18.slipstream.v1.ModelInfo\x12*\n\x06policy\x18\x05 \x01(\x0b\x32\x1a.slipstream.v1.DraftPolicy\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12\x1c\n\x14prediction_token_ids\x18\x07 \x03(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12:\n\x11structured_output\x18\t \x01(\x0b\x32\x1f.slipstream.v1.StructuredOutput\x12*\n\x05trace\x18\n \x01(\x0b\x32\x1b.slipstream.v1.TraceContext\x12\x0e\n\x06tenant\x18\x0b \x01(\t\"E\n\x0b\x44raftCommit\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06traced\x18\x03 \x01(\x08\">\n\x0b\x44raftPolicy\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x1c\n\x14min_path_probability\x18\x02 \x01(\x02\"\x0c\n\nDraftClose\"m\n\rDraftResponse\x12-\n\ncandidates\x18\x01 \x03(\x0b\x32\x19.slipstream.v1.Candidates\x12-\n\x08refusals\x18\x02 \x03(\x0b\x32\x1b.slipstream.v1.DraftRefusal\"W\n\x0c\x44raftRefusal\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x16.slipstream.v1.Failure2X\n\x0e\x44rafterService\x12\x46\n\x05\x44raft\x12\x1b.slipstream.v1.DraftRequest\x1a\x1c.slipstream.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bslipstream/v1/drafter.proto\x12\rslipstream.v1\x1a\x19slipstream/v1/types.proto\"=\n\x0c\x44raftRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.slipstream.v1.DraftCommand\"\xeb\x01\n\x0c\x44raftCommand\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12(\n\x04open\x18\x03 \x01(\x0b\x32\x18.slipstream.v1.DraftOpenH\x00\x12,\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x1a.slipstream.v1.DraftCommitH\x00\x12,\n\x06policy\x18\x05 \x01(\x0b\x32\x1a.slipstream.v1.DraftPolicyH\x00\x12*\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x19.slipstream.v1.DraftCloseH\x00\x42\t\n\x07\x63ommand\"\xa0\x03\n\tDraftOpen\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.slipstream.v1.SessionKey\x12%\n\x06prefix\x18\x02 \x01(\x0b\x32\x15.slipstream.v1.Prefix\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.slipstream.v1.SamplingOptions\x12(\n\x06target\x18\x04 \x01(\x0b\x32\x18.slipstream.v1.ModelInfo\x12*\n\x06policy\x18\x05 \x01(\x0b\x32\x1a.slipstream.v1.DraftPolicy\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12\x1c\n\x14prediction_token_ids\x18\x07 \x03(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12:\n\x11structured_output\x18\t \x01(\x0b\x32\x1f.slipstream.v1.StructuredOutput\x12*\n\x05trace\x18\n \x01(\x0b\x32\x1b.slipstream.v1.TraceContext\x12\x0e\n\x06tenant\x18\x0b \x01(\t\"E\n\x0b\x44raftCommit\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06traced\x18\x03 \x01(\x08\">\n\x0b\x44raftPolicy\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x1c\n\x14min_path_probability\x18\x02 \x01(\x02\"\x0c\n\nDraftClose\"m\n\rDraftResponse\x12-\n\ncandidates\x18\x01 \x03(\x0b\x32\x19.slipstream.v1.Candidates\x12-\n\x08refusals\x18\x02 \x03(\x0b\x32\x1b.slipstream.v1.DraftRefusal\"W\n\x0c\x44raftRefusal\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x16.slipstream.v1.Failure2X\n\x0e\x44rafterService\x12\x46\n\x05\x44raft\x12\x1b.slipstream.v1.DraftRequest\x1a\x1c.slipstream.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTCOMMAND']._serialized_start=137
   _globals['_DRAFTCOMMAND']._serialized_end=372
   _globals['_DRAFTOPEN']._serialized_start=375
-  _globals['_DRAFTOPEN']._serialized_end=784
-  _globals['_DRAFTCOMMIT']._serialized_start=786
-  _globals['_DRAFTCOMMIT']._serialized_end=855
-  _globals['_DRAFTPOLICY']._serialized_start=857
-  _globals['_DRAFTPOLICY']._serialized_end=919
-  _globals['_DRAFTCLOSE']._serialized_start=921
-  _globals['_DRAFTCLOSE']._serialized_end=933
-  _globals['_DRAFTRESPONSE']._serialized_start=935
-  _globals['_DRAFTRESPONSE']._serialized_end=1044
-  _globals['_DRAFTREFUSAL']._serialized_start=1046
-  _globals['_DRAFTREFUSAL']._serialized_end=1133
-  _globals['_DRAFTERSERVICE']._serialized_start=1135
-  _globals['_DRAFTERSERVICE']._serialized_end=1223
+  _globals['_DRAFTOPEN']._serialized_end=791
+  _globals['_DRAFTCOMMIT']._serialized_start=793
+  _globals['_DRAFTCOMMIT']._serialized_end=862
+  _globals['_DRAFTPOLICY']._serialized_start=864
+  _globals['_DRAFTPOLICY']._serialized_end=926
+  _globals['_DRAFTCLOSE']._serialized_start=928
+  _globals['_DRAFTCLOSE']._serialized_end=940
+  _globals['_DRAFTRESPONSE']._serialized_start=942
+  _globals['_DRAFTRESPONSE']._serialized_end=1051
+  _globals['_DRAFTREFUSAL']._serialized_start=1053
+  _globals['_DRAFTREFUSAL']._serialized_end=1140
+  _globals['_DRAFTERSERVICE']._serialized_start=1142
+  _globals['_DRAFTERSERVICE']._serialized_end=1230
 # @@protoc_insertion_point(module_scope)

@@ -6,8 +6,34 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from slipstream.v1.types_pb2 import SessionKey as SessionKey
+from slipstream.v1.types_pb2 import Prefix as Prefix
+from slipstream.v1.types_pb2 import SamplingOptions as SamplingOptions
+from slipstream.v1.types_pb2 import StructuredOutput as StructuredOutput
+from slipstream.v1.types_pb2 import TokenLogprobs as TokenLogprobs
+from slipstream.v1.types_pb2 import Distribution as Distribution
+from slipstream.v1.types_pb2 import Candidates as Candidates
+from slipstream.v1.types_pb2 import TraceContext as TraceContext
+from slipstream.v1.types_pb2 import DraftMark as DraftMark
+from slipstream.v1.types_pb2 import ModelInfo as ModelInfo
+from slipstream.v1.types_pb2 import Failure as Failure
+from slipstream.v1.types_pb2 import AcceptanceRule as AcceptanceRule
+from slipstream.v1.types_pb2 import RoundReason as RoundReason
 
 DESCRIPTOR: _descriptor.FileDescriptor
+ACCEPTANCE_RULE_UNSPECIFIED: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_COUPLED: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_REJECTION: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_BLOCK: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_RECURSIVE: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_TYPICAL: _types_pb2.AcceptanceRule
+ROUND_REASON_UNSPECIFIED: _types_pb2.RoundReason
+ROUND_REASON_FIRST: _types_pb2.RoundReason
+ROUND_REASON_SLOW: _types_pb2.RoundReason
+ROUND_REASON_MISSED: _types_pb2.RoundReason
+ROUND_REASON_ROLLED_BACK: _types_pb2.RoundReason
+ROUND_REASON_FAILED: _types_pb2.RoundReason
+ROUND_REASON_ASKED: _types_pb2.RoundReason
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic")
@@ -35,7 +61,7 @@ class GenerateRequest(_message.Message):
     prompt: str
     prompt_token_ids: TokenIds
     chat: Chat
-    sampling: SamplingOptions
+    sampling: _types_pb2.SamplingOptions
     max_tokens: int
     stop: _containers.RepeatedScalarFieldContainer[str]
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -51,59 +77,25 @@ class GenerateRequest(_message.Message):
     min_tokens: int
     annotation: bytes
     mixed_arithmetic: bool
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
-    __slots__ = ("model", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "annotation", "min_tokens", "owner", "revision", "vocabulary_fingerprint", "edited_tokens", "mixed_arithmetic", "arithmetics", "response", "moves")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
-    SPECULATION_FIELD_NUMBER: _ClassVar[int]
-    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
-    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    PREDICTION_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATION_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("owner", "revision", "vocabulary_fingerprint", "edited_tokens", "arithmetics", "response", "moves")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EDITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MIXED_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     ARITHMETICS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    sampling: SamplingOptions
-    max_tokens: int
-    stop: _containers.RepeatedScalarFieldContainer[str]
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    ignore_eos: bool
-    speculation: SpeculationOptions
-    workload: str
-    cache_salt: str
-    prediction: Prediction
-    priority: int
-    structured_output: _types_pb2.StructuredOutput
-    logprobs: bool
-    top_logprobs: int
-    annotation: bytes
-    min_tokens: int
     owner: str
     revision: int
     vocabulary_fingerprint: str
     edited_tokens: int
-    mixed_arithmetic: bool
     arithmetics: _containers.RepeatedCompositeFieldContainer[ArithmeticSpan]
     response: bytes
     moves: int
-    def __init__(self, model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., annotation: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., mixed_arithmetic: _Optional[bool] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ..., moves: _Optional[int] = ...) -> None: ...
+    def __init__(self, owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class ArithmeticSpan(_message.Message):
     __slots__ = ("arithmetic", "offset")
@@ -146,37 +138,6 @@ class TokenIds(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class SamplingOptions(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "acceptance")
-    class LogitBiasEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: _containers.ScalarMap[int, float]
-    seed: int
-    acceptance: _types_pb2.AcceptanceRule
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.AcceptanceRule, str]] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
     __slots__ = ("disabled", "max_draft_tokens", "drafters", "rounds")

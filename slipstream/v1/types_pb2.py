@@ -24,41 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipstream/v1/types.proto\x12\rslipstream.v1\"\'\n\nSessionKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"2\n\x06Prefix\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\"\xcc\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12:\n\nlogit_bias\x18\x08 \x03(\x0b\x32&.slipstream.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x31\n\nacceptance\x18\n \x01(\x0e\x32\x1d.slipstream.v1.AcceptanceRule\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"n\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x04 \x01(\x08H\x00\x42\x08\n\x06\x66ormat\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"2\n\x0c\x44istribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"\xfe\x01\n\nCandidates\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\x12\n\nfirst_node\x18\x05 \x01(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x0f\n\x07parents\x18\x07 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x08 \x01(\x0c\x12\x32\n\rdistributions\x18\t \x03(\x0b\x32\x1b.slipstream.v1.Distribution\x12&\n\x04mark\x18\n \x01(\x0b\x32\x18.slipstream.v1.DraftMark\"s\n\x0cTraceContext\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x0f\n\x07span_id\x18\x02 \x01(\x06\x12\x16\n\x0esent_unix_nano\x18\x03 \x01(\x06\x12\x10\n\x08receiver\x18\x04 \x01(\t\x12\x16\n\x0esegment_tokens\x18\x05 \x01(\r\",\n\tDraftMark\x12\x0e\n\x06length\x18\x01 \x01(\r\x12\x0f\n\x07held_us\x18\x02 \x01(\r\"\xb5\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x12\n\nmax_length\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x17\n\x0fparameter_count\x18\x07 \x01(\x04\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12!\n\x19\x63hat_template_fingerprint\x18\t \x01(\t\x12\x12\n\narithmetic\x18\n \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0b \x01(\x08\x12\x14\n\x0c\x66orward_path\x18\x0c \x01(\t\x12\x16\n\x0e\x66orward_notice\x18\r \x01(\t\"8\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*\xc4\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_RULE_REJECTION\x10\x02\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_BLOCK\x10\x03\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_RULE_RECURSIVE\x10\x04\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_TYPICAL\x10\x05*\xc2\x01\n\x0bRoundReason\x12\x1c\n\x18ROUND_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12ROUND_REASON_FIRST\x10\x01\x12\x15\n\x11ROUND_REASON_SLOW\x10\x02\x12\x17\n\x13ROUND_REASON_MISSED\x10\x03\x12\x1c\n\x18ROUND_REASON_ROLLED_BACK\x10\x04\x12\x17\n\x13ROUND_REASON_FAILED\x10\x05\x12\x16\n\x12ROUND_REASON_ASKED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipstream/v1/types.proto\x12\rslipstream.v1\"\'\n\nSessionKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"2\n\x06Prefix\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\"\x96\x04\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x08 \x03(\x0b\x32-.slipstream.v1.SamplingOptions.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x31\n\nacceptance\x18\n \x01(\x0e\x32\x1d.slipstream.v1.AcceptanceRule\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"n\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x04 \x01(\x08H\x00\x42\x08\n\x06\x66ormat\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"2\n\x0c\x44istribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"\xfe\x01\n\nCandidates\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\x12\n\nfirst_node\x18\x05 \x01(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x0f\n\x07parents\x18\x07 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x08 \x01(\x0c\x12\x32\n\rdistributions\x18\t \x03(\x0b\x32\x1b.slipstream.v1.Distribution\x12&\n\x04mark\x18\n \x01(\x0b\x32\x18.slipstream.v1.DraftMark\"s\n\x0cTraceContext\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x0f\n\x07span_id\x18\x02 \x01(\x06\x12\x16\n\x0esent_unix_nano\x18\x03 \x01(\x06\x12\x10\n\x08receiver\x18\x04 \x01(\t\x12\x16\n\x0esegment_tokens\x18\x05 \x01(\r\",\n\tDraftMark\x12\x0e\n\x06length\x18\x01 \x01(\r\x12\x0f\n\x07held_us\x18\x02 \x01(\r\"\xb5\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x12\n\nmax_length\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x17\n\x0fparameter_count\x18\x07 \x01(\x04\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12!\n\x19\x63hat_template_fingerprint\x18\t \x01(\t\x12\x12\n\narithmetic\x18\n \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0b \x01(\x08\x12\x14\n\x0c\x66orward_path\x18\x0c \x01(\t\x12\x16\n\x0e\x66orward_notice\x18\r \x01(\t\"8\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*\xc4\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_RULE_REJECTION\x10\x02\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_BLOCK\x10\x03\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_RULE_RECURSIVE\x10\x04\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_TYPICAL\x10\x05*\xc2\x01\n\x0bRoundReason\x12\x1c\n\x18ROUND_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12ROUND_REASON_FIRST\x10\x01\x12\x15\n\x11ROUND_REASON_SLOW\x10\x02\x12\x17\n\x13ROUND_REASON_MISSED\x10\x03\x12\x1c\n\x18ROUND_REASON_ROLLED_BACK\x10\x04\x12\x17\n\x13ROUND_REASON_FAILED\x10\x05\x12\x16\n\x12ROUND_REASON_ASKED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slipstream.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ACCEPTANCERULE']._serialized_start=1506
-  _globals['_ACCEPTANCERULE']._serialized_end=1702
-  _globals['_ROUNDREASON']._serialized_start=1705
-  _globals['_ROUNDREASON']._serialized_end=1899
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_ACCEPTANCERULE']._serialized_start=1708
+  _globals['_ACCEPTANCERULE']._serialized_end=1904
+  _globals['_ROUNDREASON']._serialized_start=1907
+  _globals['_ROUNDREASON']._serialized_end=2101
   _globals['_SESSIONKEY']._serialized_start=44
   _globals['_SESSIONKEY']._serialized_end=83
   _globals['_PREFIX']._serialized_start=85
   _globals['_PREFIX']._serialized_end=135
-  _globals['_SAMPLING']._serialized_start=138
-  _globals['_SAMPLING']._serialized_end=470
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=422
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=470
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=472
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=582
-  _globals['_TOKENLOGPROBS']._serialized_start=584
-  _globals['_TOKENLOGPROBS']._serialized_end=661
-  _globals['_DISTRIBUTION']._serialized_start=663
-  _globals['_DISTRIBUTION']._serialized_end=713
-  _globals['_CANDIDATES']._serialized_start=716
-  _globals['_CANDIDATES']._serialized_end=970
-  _globals['_TRACECONTEXT']._serialized_start=972
-  _globals['_TRACECONTEXT']._serialized_end=1087
-  _globals['_DRAFTMARK']._serialized_start=1089
-  _globals['_DRAFTMARK']._serialized_end=1133
-  _globals['_MODELINFO']._serialized_start=1136
-  _globals['_MODELINFO']._serialized_end=1445
-  _globals['_FAILURE']._serialized_start=1447
-  _globals['_FAILURE']._serialized_end=1503
+  _globals['_SAMPLINGOPTIONS']._serialized_start=138
+  _globals['_SAMPLINGOPTIONS']._serialized_end=672
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=503
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=551
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=674
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=784
+  _globals['_TOKENLOGPROBS']._serialized_start=786
+  _globals['_TOKENLOGPROBS']._serialized_end=863
+  _globals['_DISTRIBUTION']._serialized_start=865
+  _globals['_DISTRIBUTION']._serialized_end=915
+  _globals['_CANDIDATES']._serialized_start=918
+  _globals['_CANDIDATES']._serialized_end=1172
+  _globals['_TRACECONTEXT']._serialized_start=1174
+  _globals['_TRACECONTEXT']._serialized_end=1289
+  _globals['_DRAFTMARK']._serialized_start=1291
+  _globals['_DRAFTMARK']._serialized_end=1335
+  _globals['_MODELINFO']._serialized_start=1338
+  _globals['_MODELINFO']._serialized_end=1647
+  _globals['_FAILURE']._serialized_start=1649
+  _globals['_FAILURE']._serialized_end=1705
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,7 @@ from tests.sampled_texts import assert_distributed
 
 PROMPTS = 8
 TOKENS = 40
+ALLOWED = range(3, 400)
 
 
 async def texts(
@@ -58,13 +59,14 @@ async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, ru
 
 
 async def test_every_processor_is_exact_under_speculation(server: str) -> None:
-    """Penalties, bias, top-p, min-p: the same tokens with candidates as without, history of the path included."""
+    """Penalties, bias, allowed tokens, cuts: the same tokens with candidates as without, its path's history too."""
     options = [
         gateway_pb2.SamplingOptions(temperature=0.9, seed=7, repetition_penalty=1.3),
         gateway_pb2.SamplingOptions(temperature=0.9, seed=7, presence_penalty=1.0, frequency_penalty=0.7),
         gateway_pb2.SamplingOptions(temperature=0.9, seed=7, top_p=0.8),
         gateway_pb2.SamplingOptions(temperature=0.9, seed=7, min_p=0.1, top_k=20),
         gateway_pb2.SamplingOptions(temperature=0.0, repetition_penalty=1.2, logit_bias={5: 3.0, 199: -5.0}),
+        gateway_pb2.SamplingOptions(temperature=0.9, seed=7, repetition_penalty=1.1, allowed_token_ids=ALLOWED),
     ]
     requests = [
         gateway_pb2.GenerateRequest(
@@ -77,6 +79,7 @@ async def test_every_processor_is_exact_under_speculation(server: str) -> None:
         for prompt, option in product(held_out(2, seed=3), options)
     ]
     expected = tokens(await run_load(server, requests, 4))
+    assert all(set(text) <= set(ALLOWED) for text in expected[len(options) - 1 :: len(options)])
     for each in requests:
         each.speculation.disabled = False
     await accepting(server, requests, expected)

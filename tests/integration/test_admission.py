@@ -18,6 +18,7 @@ import pytest
 import starlette.requests
 
 from gateway.api.http.body import SMALL_BYTES
+from gateway.auth.tenant import Tenant
 from gateway.text.encoding import TextEncoding
 from gateway.work.frames import JobFrame
 from gateway.work.tenant_work import TenantWork
@@ -47,9 +48,9 @@ class Jobs:
         """On the event loop, of texts that are long."""
         run, encode, chat = TenantWork.run, TextEncoding.encode, TextEncoding.encode_chat
 
-        async def running(work: TenantWork, kind: str, body: Any, **options: Any) -> JobFrame:
+        async def running(work: TenantWork, tenant: Tenant, kind: str, body: Any, **options: Any) -> JobFrame:
             self.beside[kind] += 1
-            return await run(work, kind, body, **options)
+            return await run(work, tenant, kind, body, **options)
 
         def encoding(this: TextEncoding, text: str, kind: str = "whole") -> list[int]:
             self.here["encode"] += len(text) > 4096

@@ -210,11 +210,7 @@ async def test_a_rollback_is_charged_for_what_it_stores_and_has_computed_again(p
 async def test_who_resumes_and_leaves_again_and_again_pays_for_what_is_computed_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "FREE_EPOCHS", 2)
-    place.verifier.limit = 12
-    place.write(alice=", tokens_per_minute = 108", bob="")
-    await place.start()
-    alice = await place.stub(ALICE)
+    alice = await few_free_epochs(place, monkeypatch, tokens_per_minute=108)
     session = await left(place, alice.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=20)))
     resumed = gateway_pb2.ResumeRequest(session_id=session)
     for _ in range(6):  # 8 of the prompt and 12 of the output: for the first run, and for each but two of these
@@ -229,11 +225,7 @@ async def test_who_resumes_and_leaves_again_and_again_pays_for_what_is_computed_
 async def test_moves_to_other_verifiers_are_at_no_clients_expense(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "FREE_EPOCHS", 2)
-    place.verifier.limit = 12
-    place.write(alice=", tokens_per_minute = 40", bob="")
-    await place.start()
-    alice = await place.stub(ALICE)
+    alice = await few_free_epochs(place, monkeypatch, tokens_per_minute=40)
     call = alice.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=20))
     session = (await call.read()).started.session_id
     for moves in range(1, 6):
@@ -250,6 +242,15 @@ async def test_moves_to_other_verifiers_are_at_no_clients_expense(
     await left(place, resumed)
     await alice.Rollback(gateway_pb2.RollbackRequest(session_id=session, output_tokens=0))
     assert moves_of((await place.sessions._ownership.store.read(session)).params) == 5
+
+
+async def few_free_epochs(place: Place, monkeypatch: pytest.MonkeyPatch, tokens_per_minute: int) -> Any:
+    """Alice's stub, where two epochs of a session are free and a verifier sends 12 tokens of it."""
+    monkeypatch.setattr(registry, "FREE_EPOCHS", 2)
+    place.verifier.limit = 12
+    place.write(alice=f", tokens_per_minute = {tokens_per_minute}", bob="")
+    await place.start()
+    return await place.stub(ALICE)
 
 
 async def left(place: Place, call: Any) -> str:

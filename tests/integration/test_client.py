@@ -82,6 +82,12 @@ async def test_every_option_reaches_the_verifier(front: Front, client: AsyncClie
     assert (opened.policy.max_draft_tokens, opened.structured_output.regex) == (0, ".*")
 
 
+async def test_allowed_tokens_reach_the_verifier(front: Front, client: AsyncClient) -> None:
+    go_on(front)
+    await client.generate([65, 66], max_tokens=2, allowed_token_ids=[8, 7])
+    assert list(front.verifiers[0].opens()[0].sampling.allowed_token_ids) == [8, 7]
+
+
 async def test_a_conversation_is_answered_by_the_models_template(front: Front, client: AsyncClient) -> None:
     script = go_on(front)
     said = [{"role": "user", "content": "Hi", "name": None}, {"role": "user", "content": [{"text": "you"}]}]

@@ -268,6 +268,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "token out of range": {"prefix": types_pb2.Prefix(token_ids=[1, 256], prompt_length=1)},
     "no room": {"max_length": 3},
     "bias out of range": {"sampling": proto_conversion.sampling_to_proto(SamplingParams(logit_bias={256: 1.0}))},
+    "allowed token out of range": {"sampling": types_pb2.SamplingOptions(top_p=1.0, allowed_token_ids=[256])},
     "no sampling": {"sampling": None},
 }
 

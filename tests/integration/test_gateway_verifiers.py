@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.auth.tenant import OPEN
 from gateway.sessions.output_stream import Event
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import (
@@ -232,7 +233,7 @@ async def test_what_a_client_takes_while_its_session_waits_for_a_verifier_is_cre
     sessions, reborn = front.gateway.sessions, setting.verifier()
     async with AsyncExitStack() as stack:
         stream = await sessions._start_session(
-            gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40), None, None
+            gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40), OPEN, None
         )
         events = await stack.enter_async_context(aclosing(stream.follow()))
         await anext(events)
@@ -275,7 +276,7 @@ async def test_a_session_that_is_cancelled_between_two_verifiers_is_opened_on_no
     front.verifiers[1 - dead].limit = None
     await front.servers[dead].stop(0)
     await store.asked.wait()
-    session = front.gateway.sessions.running(answer.started.session_id)
+    session = front.gateway.sessions.running(answer.started.session_id, OPEN)
     assert session is not None
     session.cancel()
     store.gate.set()

@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.auth.api_keys import ApiKeys
-from gateway.auth.tenant import OPEN, called_by
+from gateway.auth.tenant import OPEN
 from gateway.config import GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
 from gateway.gateway import drain
@@ -104,17 +105,17 @@ async def test_a_session_is_generated_rolled_back_and_resumed(setting: Setting, 
         assert client.tokens == verifier.script[:40]
         assert client.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
         kept = gateway_pb2.RollbackRequest(session_id=client.session_id, output_tokens=10)
-        assert (await sessions.roll_back(kept)).revision == 1
+        assert (await sessions.roll_back(kept, OPEN)).revision == 1
         resume = gateway_pb2.ResumeRequest(session_id=client.session_id, offset=10)
         await sessions.resume(resume, RequestContext(), again.send)
         assert client.tokens[:10] + again.tokens == verifier.script[:40]
-        record = await sessions.describe(client.session_id)
+        record = await sessions.describe(client.session_id, OPEN)
         assert list(record.output_token_ids) == verifier.script[:40]
         with pytest.raises(Aborted, match="rolled back"):
             resume.revision = 0
             await sessions.resume(resume, RequestContext(), again.send)
         with pytest.raises(NotFound):
-            await sessions.cancel("nothing")
+            await sessions.cancel("nothing", OPEN)
 
 
 async def test_a_session_is_cancelled_while_its_client_follows_it(setting: Setting, folder: Path) -> None:
@@ -122,7 +123,7 @@ async def test_a_session_is_cancelled_while_its_client_follows_it(setting: Setti
         client = Client()
         call = asyncio.create_task(sessions.generate(REQUEST, RequestContext(), client.send))
         await client.started.wait()
-        await sessions.cancel(client.session_id)
+        await sessions.cancel(client.session_id, OPEN)
         await call
         assert client.finished.reason == verifier_pb2.FINISH_REASON_CANCELLED
 
@@ -154,7 +155,7 @@ async def test_a_gateway_that_ends_waits_for_clients_of_every_protocol(setting: 
         draining = asyncio.create_task(drain(server, sessions, 60.0))
         await asyncio.wait([draining], timeout=0.3)
         assert not draining.done() and not call.done()
-        await sessions.cancel(client.session_id)
+        await sessions.cancel(client.session_id, OPEN)
         async with asyncio.timeout(30):
             await draining
         await call
@@ -186,7 +187,7 @@ async def test_a_trace_is_continued_from_headers_and_named_in_trailers(
     assert "generate" in {span.name for span in await collector.spans()}
 
 
-async def test_a_session_belongs_to_the_caller_that_its_task_authenticated(
+async def test_a_session_belongs_to_the_tenant_that_its_context_names(
     setting: Setting, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.toml"
@@ -196,12 +197,12 @@ async def test_a_session_belongs_to_the_caller_that_its_task_authenticated(
 
         async def generate(client: Client) -> None:
             context = RequestContext([("authorization", "Bearer alice")])
-            await keys.authenticate(context)
+            context = replace(context, tenant=await keys.authenticate(context))
             await sessions.generate(REQUEST, context, client.send)
 
         async def resume(key: str, client: Client, session_id: str) -> None:
             context = RequestContext([("authorization", f"Bearer {key}")])
-            await keys.authenticate(context)
+            context = replace(context, tenant=await keys.authenticate(context))
             await sessions.resume(gateway_pb2.ResumeRequest(session_id=session_id), context, client.send)
 
         client, again = Client(), Client()
@@ -220,4 +221,3 @@ async def test_a_key_is_read_from_headers_whatever_protocol_brought_them(tmp_pat
     for headers in ([], [("authorization", "Bearer secret")] * 2, [("authorization", "Bearer other")]):
         with pytest.raises(Unauthenticated):
             await keys.authenticate(RequestContext(headers, peer="ipv4:127.0.0.1:1"))
-    called_by(OPEN)

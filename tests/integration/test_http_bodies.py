@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from gateway.api.http.body import LARGE_BODIES, SMALL_BYTES, BodyLimits, BodyReader, BodyRoute, give_back
 from gateway.api.http.entry import local_hosts
-from gateway.auth.tenant import Tenant, TenantLimits, called_by
+from gateway.auth.tenant import Tenant, TenantLimits
 from gateway.text.json_body import KEY_BYTES
 from gateway.work.frames import JobFrame
 from gateway.work.processes import ProcessSource
@@ -70,16 +70,12 @@ class Sender:
         return self._messages.pop(0)
 
     def read(self, reader: BodyReader, tenant: str = "") -> asyncio.Task[bytes]:
-        async def read() -> bytes:
-            called_by(Tenant(tenant, TenantLimits()))
-            return await reader.read(self.scope, "", self.receive)
-
-        return asyncio.create_task(read())
+        return asyncio.create_task(reader.read(self.scope, Tenant(tenant, TenantLimits()), "", self.receive))
 
 
 async def test_large_bodies_take_a_bounded_memory_and_small_ones_are_read_all_the_same() -> None:
     work = TenantWork(ProcessSource("nothing", lambda: JobFrame({})), processes=1, most_bytes=1)
-    reader = BodyReader(BodyLimits(bytes=LARGE, values=1000, idle_s=60), work, lambda _: LARGE)
+    reader = BodyReader(BodyLimits(bytes=LARGE, values=1000, idle_s=60), work, lambda *_: LARGE)
     senders = [Sender(LARGE) for _ in range(LARGE_BODIES)]
     reading = [sender.read(reader, f"tenant {index % 2}") for index, sender in enumerate(senders)]
     while reader.held_bytes < LARGE_BODIES * LARGE:

@@ -138,6 +138,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
             "frequency_penalty": -0.5,
             "repetition_penalty": 1.5,
             "logit_bias": {"65": 2.0},
+            "allowed_token_ids": [65, 66, 200],
             "seed": -1,
             "stop_token_ids": [200],
             "ignore_eos": True,
@@ -149,7 +150,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         },
     )
     opened = served.opened
-    assert opened.sampling == types_pb2.Sampling(
+    assert opened.sampling == types_pb2.SamplingOptions(
         temperature=0.5,
         top_k=7,
         top_p=0.75,
@@ -158,6 +159,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         logit_bias={65: 2.0},
+        allowed_token_ids=[65, 66, 200],
         seed=2**64 - 1,
         acceptance=types_pb2.ACCEPTANCE_RULE_COUPLED,
     )
@@ -384,6 +386,9 @@ async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog
         {"prompt": []},
         {"prompt": ["a"] * 129},
         {"logit_bias": {"x": 1}},
+        {"allowed_token_ids": []},
+        {"allowed_token_ids": [10_000]},
+        {"allowed_token_ids": [65], "response_format": {"type": "json_object"}},
         {"speculation": {"acceptance": "nonsense"}},
         {"speculation": {"drafters": ["nobody"]}},
         {"structured_outputs": {}},

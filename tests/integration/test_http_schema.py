@@ -77,6 +77,7 @@ SHARED = {
     "seed": 7,
     "stop": ["x"],
     "logit_bias": {"65": 1.5},
+    "allowed_token_ids": [65, 66],
     "stream_options": {"include_usage": True},
     "prediction": {"type": "content", "content": [{"type": "text", "text": "One"}]},
     "speculation": {"drafters": [], "max_draft_tokens": 2, "rounds": True},

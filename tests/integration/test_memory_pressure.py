@@ -43,7 +43,7 @@ class Client:
             open=verifier_pb2.DecodeOpen(
                 key=types_pb2.SessionKey(id=f"session-{self.number}", epoch=self.epoch),
                 prefix=types_pb2.Prefix(token_ids=self.prompt, prompt_length=len(self.prompt)),
-                sampling=types_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
+                sampling=types_pb2.SamplingOptions(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
                 max_length=self.length,
                 policy=verifier_pb2.DecodePolicy(max_draft_tokens=drafts),
                 drafters=[running.drafter] if drafts else [],

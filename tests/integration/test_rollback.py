@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.auth.tenant import OPEN
 from gateway.store.memory import MemoryBackend
 from slipstream.errors import Aborted, InvalidArgument, OutOfRange
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -104,7 +105,7 @@ async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile
     front = await setting.front(setting.verifier(limit=9))
     call, answer = await begun(front)
     sessions, name = front.gateway.sessions, answer.started.session_id
-    cancelling = asyncio.create_task(sessions.cancel(name))
+    cancelling = asyncio.create_task(sessions.cancel(name, OPEN))
     await asyncio.sleep(0)
     sessions._entries[name].stop()  # as its last client does
     await cancelling

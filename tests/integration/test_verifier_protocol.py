@@ -250,6 +250,8 @@ MALFORMED: dict[str, Callable[[verifier_pb2.DecodeOpen], Any]] = {
     "no room": lambda request: setattr(request, "max_length", 3),
     "longer than the model": lambda request: setattr(request, "max_length", (1 << 20) + 1),
     "bias out of range": lambda request: request.sampling.logit_bias.update({256: 1.0}),
+    "allowed token out of range": lambda request: request.sampling.allowed_token_ids.append(256),
+    "too many allowed tokens": lambda request: request.sampling.allowed_token_ids.extend([1] * 1025),
     "huge bias": lambda request: request.sampling.logit_bias.update({1: 1e9}),
     "nan temperature": lambda request: setattr(request.sampling, "temperature", float("nan")),
     "negative temperature": lambda request: setattr(request.sampling, "temperature", -1.0),

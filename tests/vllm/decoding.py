@@ -219,5 +219,5 @@ SAMPLINGS = (
     SamplingParams(temperature=0.9, seed=4, min_p=0.1),
     SamplingParams(temperature=0.8, seed=5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7),
     SamplingParams(temperature=0.0, repetition_penalty=1.2, logit_bias={5: 3.0, 199: -5.0}),
-    SamplingParams(temperature=1.0, seed=7, top_p=0.8, logit_bias={11: 2.0}),
+    SamplingParams(temperature=1.0, seed=7, top_p=0.8, logit_bias={9: 2.0}, allowed_token_ids=tuple(range(0, 999, 3))),
 )

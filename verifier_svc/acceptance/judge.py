@@ -98,7 +98,7 @@ def judge(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResult
 def _plain(case: VerifyInput) -> bool:
     """Whether the choices are the argmax of raw logits, whatever was accepted before."""
     sampling = case.sampling
-    raw = case.grammar is None and not (sampling.penalised or sampling.logit_bias)
+    raw = case.grammar is None and not sampling.adjusted
     return raw and sampling.greedy and not sampling.drawn
 
 

@@ -22,7 +22,7 @@ from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
-from verifier_svc.observer import StepTiming
+from verifier_svc.round_result import StepTiming
 from verifier_svc.scheduling.budget import Offer, allot
 from verifier_svc.scheduling.fairness import turns
 from verifier_svc.scheduling.prefill import PROMPT_STEPS, SHORT_STEPS, PrefillShares, PromptCost, tokens_within

@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
+from slipstream.telemetry.composite import composite
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
 from verifier_svc.execution.fault_isolation import FaultIsolation
-from verifier_svc.observer import RoundResult, StepObserver, StepReport, StepTiming
+from verifier_svc.observer import StepObserver, StepReport
+from verifier_svc.round_result import RoundResult, StepTiming
 from verifier_svc.scheduling.kv_admission import KVAdmission
 from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.session import Session
@@ -43,7 +45,7 @@ class Scheduler:
         self._sources = sources
         self._planner = planner
         self._clock = clock
-        self.observers = tuple(observers)
+        self.observer = composite(StepObserver, observers)
         self._sessions: dict[Session, None] = {}
         self.kv_admission = KVAdmission(executor.kv, clock)
         self._arrivals = 0
@@ -62,7 +64,7 @@ class Scheduler:
         self.tokens = 0
         """Committed tokens of all sessions."""
         sources.on_candidates(self.wake)
-        sources.observe_with(self.observers)
+        sources.observe_with(tuple(observers))
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -74,8 +76,7 @@ class Scheduler:
 
     def open_session(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
         """Opens the session on its sources of candidates, and decodes it from the next step on."""
-        for observer in self.observers:
-            observer.session_opened(session, request)
+        self.observer.session_opened(session, request)
         try:
             self._sources.attach_session(session, request.drafters)
         except BaseException:  # left half attached, it would be opened again on every link that is restored
@@ -164,8 +165,7 @@ class Scheduler:
             scheduled.session.in_step = True
         running = self._thread.run(self._isolation.run_step, step)
         self._report()
-        for observer in self.observers:
-            observer.step_started(step, self._planner.candidate_price)
+        self.observer.step_started(step, self._planner.candidate_price)
         outcomes = await running
         self.steps += 1
         tokens = sum(scheduled.tokens for scheduled in step)
@@ -180,14 +180,12 @@ class Scheduler:
         session = scheduled.session
         session.in_step = False
         if session.closed:
-            for observer in self.observers:
-                observer.sequence_discarded(scheduled, timing, self.steps)
+            self.observer.sequence_discarded(scheduled, timing, self.steps)
         elif isinstance(outcome, SlipstreamError):
             self.end_session(session, verifier_pb2.FINISH_REASON_ERROR, outcome)
         elif outcome is None:
             session.computed = scheduled.computed + len(scheduled.pending)
-            for observer in self.observers:
-                observer.prefill_advanced(scheduled, timing)
+            self.observer.prefill_advanced(scheduled, timing)
         else:
             self._commit(scheduled, outcome, timing)
 
@@ -229,25 +227,21 @@ class Scheduler:
             self._unreported_step = None
             rejected_s = self._planner.observe_step(plan, timing, outcomes)
             report = StepReport(self.steps, plan.step, timing, rejected_s)
-            for observer in self.observers:
-                observer.step_ended(report)
+            self.observer.step_ended(report)
         rounds, self._unreported_rounds = self._unreported_rounds, []
         for result in rounds:
             self._report_round(result)
         ended, self._ended = self._ended, []
         for session in ended:
-            for observer in self.observers:
-                observer.session_ended(session)
+            self.observer.session_ended(session)
         self._planner.prepare()
 
     def _report_round(self, result: RoundResult) -> None:
         scheduled, session = result.scheduled, result.scheduled.session
-        for observer in self.observers:
-            observer.round_decided(result)
+        self.observer.round_decided(result)
         self._sources.committed(session, scheduled.base, result.token_ids)
         message = result.message(self._planner.cost_s(scheduled, result.timing))
         session.found_tokens = 0
-        for observer in self.observers:
-            observer.round_reported(result, message)
+        self.observer.round_reported(result, message)
         session.send(message)
         self._planner.observe_round(scheduled, result.result)

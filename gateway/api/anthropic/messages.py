@@ -41,11 +41,12 @@ def routes(parts: HttpDependencies) -> APIRouter:
         return answer_of_events(MessageEvents(format), follow, context, idle_s, stream=bool(asked.stream))
 
     @router.post("/v1/messages/count_tokens")
-    async def count(asked: CountRequest) -> dict[str, Any]:
+    async def count(asked: CountRequest, request: Request) -> dict[str, Any]:
         """Tokens of the prompt that a conversation makes."""
         log_unknown(asked)
         parts.router.model(asked.model)
-        tokens = len(await parts.tokenizer.encode_chat(asked.template_data(), asked.tool_data()))
+        tenant, data = context_of(request.scope).tenant, (asked.template_data(), asked.tool_data())
+        tokens = len(await parts.tokenizer.encode_chat(*data, tenant=tenant))
         return {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
 
     return router

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from gateway.api.http.errors import RequestTimeout, RequestTooLarge
-from gateway.auth.tenant import caller
+from gateway.auth.tenant import Tenant
 from gateway.text.json_body import put_together, too_many_values
 from gateway.work.tenant_work import TenantWork
 from slipstream.errors import InvalidArgument, Unavailable
@@ -50,8 +50,8 @@ class BodyLimits:
     """Seconds that a client has to send its body."""
 
 
-MostBytes = Callable[[str], int]
-"""Path of a request -> most bytes that its caller's body may have there."""
+MostBytes = Callable[[str, Tenant], int]
+"""Path of a request, and whose it is -> most bytes that its body may have."""
 
 
 class BodyReader:
@@ -70,11 +70,15 @@ class BodyReader:
         """As many of them by tenant."""
 
     async def read(
-        self, scope: MutableMapping[str, Any], declared: str, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
+        self,
+        scope: MutableMapping[str, Any],
+        tenant: Tenant,
+        declared: str,
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
     ) -> bytes:
         """The whole body. `declared`: its header content-length. Raises RequestTooLarge before more than the limit is
         held, Unavailable where other bodies take all memory, RequestTimeout, InvalidArgument, and Left."""
-        most, share = min(self._limits.bytes, self._most_bytes(scope["path"])), _Share(self, caller().name)
+        most, share = min(self._limits.bytes, self._most_bytes(scope["path"], tenant)), _Share(self, tenant)
         scope["state"] |= {_SHARE: share, _READER: self}
         if declared.isdecimal() and int(declared[:20]) > most:
             raise _too_large(most)
@@ -104,10 +108,10 @@ class BodyReader:
             raise RequestTooLarge(fault, reason="TOO_MANY_VALUES")
         _check_unicode(body)
 
-    async def parse(self, body: bytes) -> Any:
+    async def parse(self, body: bytes, tenant: Tenant) -> Any:
         """The value of a large body in JSON. Raises RequestTooLarge, InvalidArgument, RequestValidationError for what
         is no JSON, and what `TenantWork.run` raises."""
-        result = await self._work.run("body", body, most_values=self._limits.values)
+        result = await self._work.run(tenant, "body", body, most_values=self._limits.values)
         if fault := result.head.get("values"):
             raise RequestTooLarge(fault, reason="TOO_MANY_VALUES")
         if result.head.get("surrogate"):
@@ -136,18 +140,18 @@ class BodyReader:
 class _Share:
     """What one request's body takes of the memory for all."""
 
-    def __init__(self, reader: BodyReader, tenant: str) -> None:
+    def __init__(self, reader: BodyReader, tenant: Tenant) -> None:
         self._reader = reader
-        self._tenant = tenant
+        self.tenant = tenant
         self._size = 0
 
     def grow_to(self, size: int) -> None:
         if size > SMALL_BYTES:
-            self._reader.grow(self._tenant, size - self._size)
+            self._reader.grow(self.tenant.name, size - self._size)
             self._size = size
 
     def give_back(self) -> None:
-        self._reader.shrink(self._tenant, self._size)
+        self._reader.shrink(self.tenant.name, self._size)
         self._size = 0
 
 
@@ -181,7 +185,7 @@ async def _handle_large(request: Request, handle: Callable[[Request], Awaitable[
     """Parse a large body in a working process; the route then finds its value."""
     reader, body = request.scope["state"].get(_READER), await request.body()
     if reader is not None and len(body) > SMALL_BYTES and _JSON.match(request.headers.get("content-type", "")):
-        request._json = await reader.parse(body)
+        request._json = await reader.parse(body, request.scope["state"][_SHARE].tenant)
     return await handle(request)
 
 

@@ -1,7 +1,6 @@
 """The entry of every HTTP request, before it is parsed: request id, host, API key, the body's size and time, errors.
 
-A plain ASGI application around the routes, so that the caller is named in the request's own task and nothing of a
-refused request is parsed.
+A plain ASGI application around the routes, so that nothing of a refused request is parsed.
 
 Of a gateway that asks for no key and listens to its own machine alone, the names are checked under which web pages
 reach it. A page of anybody's can name its own host 127.0.0.1 (DNS rebinding): to the browser the gateway is then the
@@ -15,7 +14,7 @@ import json
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -99,16 +98,17 @@ class Entry:
     async def __call__(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
         if scope["type"] != "http":
             return
-        context = _request_context(scope)
-        scope.setdefault("state", {})[_CONTEXT] = context
+        context = scope.setdefault("state", {})[_CONTEXT] = _request_context(scope)
         answer = _Answering(send, scope, _request_id(context))
         try:
             if self._hosts is not None:
                 for host in (value for name, value in context.headers if name == "host"):
                     self._hosts.check(host)
             if self._keys is not None and not _is_open(scope["path"]):
-                await self._keys.authenticate(context)
-            body = _replay(await self._bodies.read(scope, context.header("content-length"), receive), receive)
+                context = replace(context, tenant=await self._keys.authenticate(context))
+                scope["state"][_CONTEXT] = context
+            read = self._bodies.read(scope, context.tenant, context.header("content-length"), receive)
+            body = _replay(await read, receive)
             await self._routes(scope, body, answer.send)
         except Left:
             return

@@ -38,11 +38,11 @@ def routes(parts: HttpDependencies) -> APIRouter:
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         """The gateway's metrics for Prometheus; where there are API keys, for an operator's key."""
-        check_operator()
-        accept = context_of(request.scope).header("accept")
+        context = context_of(request.scope)
+        check_operator(context.tenant)
         async with one_page:
             parts.metrics.read()
-            kind, page = await asyncio.to_thread(metrics_page, parts.metrics, accept)
+            kind, page = await asyncio.to_thread(metrics_page, parts.metrics, context.header("accept"))
         return Response(page, headers={"content-type": kind})
 
     @router.get("/docs", include_in_schema=False)

@@ -112,6 +112,7 @@ class Answer(Response):
                 log.info("a client took nothing for %g s; its connection is closed", self._idle_s)
                 scope["extensions"][ABORT]()
         finally:
+            # A client that left: `SessionRegistry._send_events`, which `work` awaits, then stops the session.
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)

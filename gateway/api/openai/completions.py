@@ -92,7 +92,7 @@ class CompletionCall(Call):
         return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""
 
     async def _echo(self, prompt: str | Sequence[int]) -> str:
-        return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt)
+        return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt, self._context.tenant)
 
     def _choice(self, choice: Choice, text: str, offset: int) -> dict[str, Any]:
         """`offset`: characters of the choice before the output that is sent."""

@@ -126,6 +126,8 @@ class SamplingFields(RequestFields):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    allowed_token_ids: TokenIds | None = None
+    """The output has these tokens alone."""
     seed: int | None = Field(None, ge=-(2**63), lt=MOST_SEED)
     """Requests of one seed get one text. Choice i of several has seed + i."""
     n: int | None = Field(None, ge=1, le=128)
@@ -205,17 +207,17 @@ class SamplingFields(RequestFields):
         return [Texts(prompt, predicted, self.choices, room) for prompt in prompts for _ in range(self.choices)]
 
     def _sampling(self, index: int) -> gateway_pb2.SamplingOptions:
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
+            raise InvalidArgument("allowed_token_ids is empty, and an output has tokens; name some, or leave it out.")
+        given = {name: getattr(self, name, None) for name in proto_conversion.SAMPLING_FIELDS}
         return gateway_pb2.SamplingOptions(
-            temperature=self.temperature,
-            top_k=None if self.top_k is None else max(0, self.top_k),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=_bias(self.logit_bias or {}),
-            seed=None if self.seed is None else (self.seed + index) % MOST_SEED,
-            acceptance=self._acceptance(),
+            **given
+            | {
+                "top_k": None if self.top_k is None else max(0, self.top_k),
+                "logit_bias": _bias(self.logit_bias or {}),
+                "seed": None if self.seed is None else (self.seed + index) % MOST_SEED,
+                "acceptance": self._acceptance(),
+            }
         )
 
     def _acceptance(self) -> types_pb2.AcceptanceRule:

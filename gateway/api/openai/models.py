@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
+from gateway.api.http.entry import context_of
 from gateway.api.openai.chat import ChatMessage
 from gateway.api.openai.fields import RequestFields, TokenIds, log_unknown
 from gateway.requests.validation import check_name
@@ -44,7 +45,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         return _model(parts.router.model(name), parts)
 
     @router.post("/tokenize", response_model=dict[str, Any])
-    async def tokenize(asked: TokenizeRequest) -> Response:
+    async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
         """Token ids of a prompt, or of messages as the chat template writes them."""
         log_unknown(asked)
         found = _served(parts, asked.model)
@@ -53,6 +54,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         messages = None if asked.messages is None else [message.as_template_data() for message in asked.messages]
         answer = await parts.tokenizer.tokenized(
             messages if messages is not None else asked.prompt or "",
+            context_of(request.scope).tenant,
             special=asked.add_special_tokens,
             texts=bool(asked.return_token_strs),
             max_length=found.max_length,
@@ -60,11 +62,12 @@ def routes(parts: HttpDependencies) -> APIRouter:
         return Response(answer, media_type="application/json")
 
     @router.post("/detokenize")
-    async def detokenize(asked: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(asked: DetokenizeRequest, request: Request) -> dict[str, Any]:
         """The text of token ids."""
         log_unknown(asked)
         found = _served(parts, asked.model)
-        return {"prompt": await parts.tokenizer.decode(asked.tokens, below=found.vocabulary_size)}
+        tenant = context_of(request.scope).tenant
+        return {"prompt": await parts.tokenizer.decode(asked.tokens, tenant, below=found.vocabulary_size)}
 
     return router
 

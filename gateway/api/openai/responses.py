@@ -29,9 +29,9 @@ from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.api.openai.response_fields import InputItem, ResponseRequest, messages_of
 from gateway.api.openai.usage import accepted_and_rejected, mixture, speculation_metrics
+from gateway.auth.tenant import Tenant
 from gateway.request_context import RequestContext
 from gateway.requests.texts import chat_of
-from gateway.requests.validation import check_annotation
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
 from gateway.text.chat_messages import MAX_MESSAGES
@@ -59,7 +59,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
         asked.check()
         context, tools = context_of(request.scope), asked.tool_data()
         format = call_format(parts, tools)
-        before = await _conversation(parts, asked.previous_response_id) if asked.previous_response_id else []
+        before = (
+            await _conversation(parts, asked.previous_response_id, context.tenant) if asked.previous_response_id else []
+        )
         messages = [*before, *asked.template_data()]
         if len(messages) > MAX_MESSAGES:
             raise InvalidArgument(f"The conversation is above {MAX_MESSAGES} messages; begin another one.")
@@ -67,8 +69,8 @@ def routes(parts: HttpDependencies) -> APIRouter:
         wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
         stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
         (texts,) = asked.texts([prompt], parts.tokenizer)
-        keep = None if asked.store is False else partial(_pack, parts, stored)
-        generate = partial(parts.sessions.generate, wanted, context, texts=texts, keep=keep)
+        texts.keep = None if asked.store is False else partial(_pack, parts, stored, context.tenant)
+        generate = partial(parts.sessions.generate, wanted, context, texts=texts)
         idle_s = parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
@@ -82,8 +84,8 @@ def routes(parts: HttpDependencies) -> APIRouter:
         starting_after: Annotated[int, Query(ge=-1, lt=2**40)] = -1,
     ) -> Answer:
         """The response as it is, or its events behind a number."""
-        session, stored = await _stored(parts, name)
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
+        session, stored = await _stored(parts, name, context.tenant)
         if stream or session.finish_reason:
             resume = partial(_resume, parts, session.key.id, context)
             return answer_of_events(_events(stored, starting_after), resume, context, idle_s, stream=stream)
@@ -91,46 +93,48 @@ def routes(parts: HttpDependencies) -> APIRouter:
         return Answer(lambda reply: reply.send_json(_response(stored, started, [], None)), idle_s)
 
     @router.post("/v1/responses/{name}/cancel")
-    async def cancel(name: Name) -> dict[str, Any]:
+    async def cancel(name: Name, request: Request) -> dict[str, Any]:
         """Ends the response, wherever it runs."""
-        session, _ = await _stored(parts, name)
-        await parts.sessions.cancel(session.key.id)
+        tenant = context_of(request.scope).tenant
+        session, _ = await _stored(parts, name, tenant)
+        await parts.sessions.cancel(session.key.id, tenant)
         return {"id": name, "object": "response", "status": "cancelled"}
 
     return router
 
 
-async def _stored(parts: HttpDependencies, name: str) -> tuple[gateway_pb2.GetSessionResponse, StoredResponse]:
+async def _stored(
+    parts: HttpDependencies, name: str, tenant: Tenant
+) -> tuple[gateway_pb2.GetSessionResponse, StoredResponse]:
     """A response's session and what it keeps. Raises NotFound for one that is not stored, and another tenant's."""
-    session, kept = await parts.sessions.describe_response(name.removeprefix(PREFIX))
-    return session, await _unpack(parts, kept)
+    session, kept = await parts.sessions.describe_response(name.removeprefix(PREFIX), tenant)
+    return session, await _unpack(parts, kept, tenant)
 
 
-async def _pack(parts: HttpDependencies, stored: StoredResponse, prompt: int) -> bytes:
-    """What is kept with a response whose prompt has so many tokens. Raises what `written` and `check_annotation`
-    raise."""
+async def _pack(parts: HttpDependencies, stored: StoredResponse, tenant: Tenant) -> bytes:
+    """What is kept with a response. Raises what `written` raises."""
     written = stored.written(StoredLimits.of(parts.config.max_prompt_bytes))
-    kept = zlib.compress(written) if len(written) < AT_ONCE else bytes((await parts.work.run("deflate", written)).body)
-    check_annotation(kept, prompt)
-    return kept
+    if len(written) < AT_ONCE:
+        return zlib.compress(written)
+    return bytes((await parts.work.run(tenant, "deflate", written)).body)
 
 
-async def _unpack(parts: HttpDependencies, kept: bytes) -> StoredResponse:
+async def _unpack(parts: HttpDependencies, kept: bytes, tenant: Tenant) -> StoredResponse:
     """Raises what `read_stored` raises."""
     limits, written = StoredLimits.of(parts.config.max_prompt_bytes), inflated(kept, AT_ONCE)
     if len(written) > AT_ONCE:
-        written = bytes((await parts.work.run("inflate", kept, most=limits.size)).body)
+        written = bytes((await parts.work.run(tenant, "inflate", kept, most=limits.size)).body)
     return read_stored(written, limits)
 
 
-async def _conversation(parts: HttpDependencies, name: str) -> list[dict[str, Any]]:
+async def _conversation(parts: HttpDependencies, name: str, tenant: Tenant) -> list[dict[str, Any]]:
     """The messages of a response's conversation, its output the last of them. Raises FieldNotFound for a response that
     is not stored or another tenant's, FailedPrecondition for one that goes on."""
     try:
         if not re.fullmatch(RESPONSE_ID, name):
             raise NotFound("This is no response's id.")
-        session, stored = await _stored(parts, name)
-        events = await parts.sessions.read_events(session.key.id)
+        session, stored = await _stored(parts, name, tenant)
+        events = await parts.sessions.read_events(session.key.id, tenant)
     except NotFound as error:
         raise FieldNotFound(
             "previous_response_id",

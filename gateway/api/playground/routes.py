@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from google.protobuf.json_format import MessageToDict
 from starlette.responses import Response
 
 from gateway.api.http.dependencies import HttpDependencies
+from gateway.api.http.entry import context_of
 from gateway.auth.tenant import check_operator
 from slipstream.rpc.server import Server
 from slipstream.v1 import gateway_pb2
@@ -35,9 +36,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["playground"])
 
     @router.get("/playground/fleet")
-    async def fleet() -> dict[str, Any]:
+    async def fleet(request: Request) -> dict[str, Any]:
         """A GetFleetResponse; where there are API keys, for an operator's key."""
-        check_operator()
+        check_operator(context_of(request.scope).tenant)
         state = gateway_pb2.GetFleetResponse(
             workers=parts.router.describe_fleet(), sessions=parts.sessions.open_sessions
         )

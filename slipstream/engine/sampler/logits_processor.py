@@ -1,7 +1,8 @@
 """Exact logits processing, batched over rows of many sessions and tree nodes.
 
-Order: the grammar's mask, penalties, bias, temperature, top-k, top-p, min-p. So all cuts count allowed tokens only, and
-no bias brings a forbidden one back. The result is log p up to a constant per row, with -inf for tokens that are cut.
+Order: the grammar's mask, penalties, bias and allowed tokens, temperature, top-k, top-p, min-p. So all cuts count
+allowed tokens only, and no bias brings a forbidden one back. The result is log p up to a constant per row, with -inf
+for tokens that are cut.
 Ties: top-k and top-p count tokens from the most likely down, equal ones from the lowest id up, and keep exactly as many
 as they must (the transformers processors keep every token that ties with the k-th, and leave the order of equal tokens
 under top-p to the sort). top-p keeps the smallest such set whose mass reaches top_p.
@@ -125,7 +126,7 @@ def forbid(logits: Tensor, rows: npt.NDArray[np.int64], masks: npt.NDArray[np.ui
 
 def _adjust(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """Penalties and bias, on the rows that have any."""
-    touched = [index for index, row in enumerate(rows) if row.sampling.penalised or row.sampling.logit_bias]
+    touched = [index for index, row in enumerate(rows) if row.sampling.adjusted]
     if not touched:
         return logits
     output = logits.clone()
@@ -133,11 +134,20 @@ def _adjust(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
         row = rows[index]
         if row.sampling.penalised:
             _penalise(output[index], row)
-        if row.sampling.logit_bias:
-            ids = torch.tensor(list(row.sampling.logit_bias), device=output.device)
-            bias = torch.tensor(list(row.sampling.logit_bias.values()), dtype=torch.float32, device=output.device)
-            output[index, ids] += bias
+        if row.sampling.biased:
+            add_bias(output[index], row.sampling)
     return output
+
+
+def add_bias(logits: Tensor, sampling: SamplingParams) -> None:
+    """In place on one row [V]: what the parameters add to single tokens, whatever the text is. What is not allowed gets
+    -inf, added as in `forbid`."""
+    if sampling.allowed_token_ids:
+        barred = torch.full_like(logits, -math.inf)
+        barred[torch.tensor(sampling.allowed_token_ids, device=logits.device)] = 0.0
+        logits += barred
+    ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64, device=logits.device)
+    logits[ids] += torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=logits.device)
 
 
 def _penalise(logits: Tensor, row: SampledRow) -> None:

@@ -32,7 +32,7 @@ class SessionParameters:
     def pack(self) -> dict[str, Any]:
         """Plain values, which can be pickled."""
         named = {each.name: getattr(self.sampling, each.name) for each in fields(self.sampling)}
-        named["logit_bias"] = dict(self.sampling.logit_bias)
+        named |= {name: dict(value) for name, value in named.items() if isinstance(value, Mapping)}
         return {"sampling": named, "prompt_length": self.prompt_length, "top_logprobs": self.top_logprobs}
 
     @classmethod

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from slipstream.engine.sampler.logits_processor import log_min_p
+from slipstream.engine.sampler.logits_processor import add_bias, log_min_p
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.vllm.messages import Indices, SessionParameters
 
@@ -62,8 +62,8 @@ class Adjustments:
         counts = np.bincount(np.array(output, np.int64), minlength=self.counts.shape[1]).astype(np.float32)
         self.counts[place] = torch.from_numpy(counts)
         self.prompt[place, torch.tensor(prompt, dtype=torch.int64)] = True
-        biased = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
-        self.bias[place, biased] = torch.tensor(list(sampling.logit_bias.values()), device=self.bias.device)
+        if sampling.biased:
+            add_bias(self.bias[place], sampling)
         return self._free.pop()
 
     def remove(self, place: int) -> None:
@@ -94,9 +94,8 @@ class SessionTable:
             size = len(self._columns)
             self._columns = np.concatenate([self._columns, np.zeros(size, COLUMNS)])
             self._free = list(range(size, 2 * size))[::-1]
-        adjusted = sampling.penalised or bool(sampling.logit_bias)
         # Before the name has a slot: it raises where memory is missing, and the slot names the place of whoever had it.
-        place = self.adjustments.add(sampling, tokens[:length], tokens[length:]) if adjusted else NONE
+        place = self.adjustments.add(sampling, tokens[:length], tokens[length:]) if sampling.adjusted else NONE
         slot = self._slots[name] = self._free.pop()
         self._columns[slot] = (
             1.0 if sampling.greedy else sampling.temperature,
@@ -107,7 +106,7 @@ class SessionTable:
             sampling.repetition_penalty,
             sampling.presence_penalty,
             sampling.frequency_penalty,
-            bool(sampling.logit_bias),
+            sampling.biased,
             place,
             NONE if parameters.top_logprobs is None else parameters.top_logprobs,
         )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auth.api_keys import ApiKeys
-from gateway.auth.tenant import OPEN, Tenant, TenantLimits, called_by, check_operator
+from gateway.auth.tenant import OPEN, Tenant, TenantLimits, check_operator
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 
 
@@ -96,14 +96,11 @@ def test_only_the_same_key_with_the_same_salt_shares_caches(one: tuple[str, str]
 
 
 def test_what_concerns_all_tenants_is_for_operators_alone() -> None:
-    called_by(Tenant("alice", TenantLimits()))
     with pytest.raises(PermissionDenied) as refusal:
-        check_operator()
+        check_operator(Tenant("alice", TenantLimits()))
     assert refusal.value.reason == "OPERATOR" and "alice" in refusal.value.message
-    called_by(Tenant("root", TenantLimits(operator=True)))
-    check_operator()
-    called_by(OPEN)  # without keys everybody may do everything
-    check_operator()
+    check_operator(Tenant("root", TenantLimits(operator=True)))
+    check_operator(OPEN)  # without keys everybody may do everything
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models, processors
 
+from gateway.auth.tenant import OPEN
 from gateway.config import GatewayConfig
 from gateway.requests import validation
 from gateway.requests.resolved_request import ResolvedRequest
@@ -40,7 +41,7 @@ def validator(config: GatewayConfig = CONFIG) -> RequestValidator:
 async def resolve(
     request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG
 ) -> ResolvedRequest:
-    return await validator(config).resolve(request, running)
+    return await validator(config).resolve(request, OPEN, running)
 
 
 def request(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -107,7 +108,8 @@ async def test_a_prediction_is_tokenized_and_dropped_where_nothing_is_drafted() 
 async def test_only_a_prompt_begins_as_the_tokenizer_begins_a_text() -> None:
     assert (await resolve(gateway_pb2.GenerateRequest(prompt="b"))).prompt == (0, 1)
     change = gateway_pb2.RollbackRequest(output_tokens=2, text="b")
-    assert (await validator().revise(gateway_pb2.StoredRequest(), [1, 2, 3], change))[1] == (1,)
+    nothing = gateway_pb2.GenerateRequest(), gateway_pb2.StoredRequest()
+    assert (await validator().revise(*nothing, OPEN, [1, 2, 3], change))[1] == (1,)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,21 @@ async def test_hints_that_cannot_be_right_are_refused(asked: dict[str, Any], rea
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        ({"sampling": {"allowed_token_ids": [3, 50]}}, "allowed_token_ids holds token 50"),
+        ({"sampling": {"allowed_token_ids": [3] * 1025}}, "more than 1024"),
+        ({"sampling": {"allowed_token_ids": [3]}, "structured_output": {"json_object": True}}, "exclude each other"),
+        ({"sampling": {"allowed_token_ids": [49, 3]}, "min_tokens": 1, "stop_token_ids": [3]}, "stop tokens alone"),
+    ],
+)
+async def test_an_output_that_no_token_may_begin_is_refused(asked: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InvalidArgument, match=fault):
+        await resolve(request(**asked))
+    assert (await resolve(request(sampling={"allowed_token_ids": [49, 3]}, min_tokens=1))).request.min_tokens == 1
+
+
 TOKENS = st.lists(st.integers(0, 49), max_size=4)
 SAMPLINGS = st.builds(
     gateway_pb2.SamplingOptions,
@@ -140,6 +157,7 @@ SAMPLINGS = st.builds(
     frequency_penalty=st.none() | st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 49), st.floats(-100, 100), max_size=3),
     seed=st.none() | st.integers(0, 2**64 - 1),
+    allowed_token_ids=TOKENS,
 )
 SPECULATIONS = st.builds(
     gateway_pb2.SpeculationOptions, disabled=st.booleans(), max_draft_tokens=st.none() | st.integers(0, 100)
@@ -165,12 +183,12 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
         fields |= {"logprobs": True, "top_logprobs": logged}
     made = await resolve(request(**fields))
     assert made.top_logprobs == logged
-    stored = gateway_pb2.StoredRequest.FromString(made.params())
-    assert await validator().resolve(stored, 0, prompt=made.prompt) == made
+    stored = gateway_pb2.GenerateRequest.FromString(made.params())
+    assert await validator().resolve(stored, OPEN, 0, prompt=made.prompt) == made
 
 
 async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:
-    assert (await resolve(request(priority=3))).priority == 3
+    assert (await resolve(request(priority=3))).request.priority == 3
     with pytest.raises(PermissionDenied) as caught:
         await resolve(request(priority=-1))
     assert caught.value.reason == "PRIORITY"

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from gateway.requests.resolved_request import ResolvedRequest
-from gateway.routing.router import DrafterRequirements
-from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.v1 import gateway_pb2, types_pb2
-from tests.unit.gateway.requests.test_request_validation import resolve
+from dataclasses import replace
 
-RESOLVED = ResolvedRequest(
-    model=types_pb2.ModelInfo(name="toy"),
-    prompt=(1, 2, 3),
-    sampling=SamplingParams(temperature=0.5, top_k=7, seed=2**64 - 1, logit_bias={5: -1.5}),
-    max_length=19,
-    stops=("END",),
-    stop_token_ids=(49, 48),
-    drafters=(),
-    max_draft_tokens=4,
+from gateway.auth.tenant import Tenant, TenantLimits
+from gateway.requests.resolved_request import ResolvedRequest
+from gateway.sessions.arithmetic import WrittenSpan, same_request, with_spans
+from slipstream.v1 import gateway_pb2
+from tests.unit.gateway.requests.test_request_validation import resolve, validator
+
+ASKED = gateway_pb2.GenerateRequest(
+    prompt="a",
+    sampling=gateway_pb2.SamplingOptions(temperature=0.5, top_k=7, seed=2**64 - 1, logit_bias={5: -1.5}),
+    max_tokens=16,
+    stop=["END"],
+    speculation=gateway_pb2.SpeculationOptions(max_draft_tokens=4, drafters=["ngram"]),
     workload="code",
     cache_salt="mine",
     priority=3,
-    prediction=(7, 8),
+    prediction=gateway_pb2.Prediction(token_ids=gateway_pb2.TokenIds(token_ids=[7, 8])),
+    logprobs=True,
     top_logprobs=2,
-    owner="alice",
-    revision=2,
-    vocabulary="fingerprint",
-    drafting=DrafterRequirements(names=("ngram",)),
 )
+
+
+async def resolved() -> ResolvedRequest:
+    made = await validator().resolve(ASKED, Tenant("alice", TenantLimits()), 0, prompt=(1, 2, 3))
+    return replace(made, revision=2, vocabulary="fingerprint")
+
+
 WRITTEN_BEFORE = bytes.fromhex(
     "0a03746f79223709000000000000e03f100719000000000000f03f29000000000000f03f420b080511000000000000f8bf48ffffffffffff"
     "ffffff01500128103203454e443a02313040014a0910041a056e6772616d5204636f64655a046d696e65620612040a020708680678018001"
@@ -35,13 +38,25 @@ WRITTEN_BEFORE = bytes.fromhex(
 """The same request as a gateway stored it that kept a GenerateRequest."""
 
 
-def test_a_record_of_an_earlier_gateway_is_byte_for_byte_one_of_today() -> None:
-    assert RESOLVED.params() == WRITTEN_BEFORE
+async def test_a_record_of_an_earlier_gateway_is_byte_for_byte_one_of_today() -> None:
+    assert (await resolved()).params() == WRITTEN_BEFORE
+    asked = gateway_pb2.GenerateRequest.FromString(WRITTEN_BEFORE)
     stored = gateway_pb2.StoredRequest.FromString(WRITTEN_BEFORE)
-    assert (stored.model, stored.sampling.seed, stored.max_tokens, list(stored.stop)) == ("toy", 2**64 - 1, 16, ["END"])
-    assert (list(stored.stop_token_ids), stored.ignore_eos) == ([49, 48], True)
+    assert (asked.model, asked.sampling.seed, asked.max_tokens, list(asked.stop)) == ("toy", 2**64 - 1, 16, ["END"])
+    assert (list(asked.stop_token_ids), asked.ignore_eos) == ([49, 48], True)
     assert (stored.owner, stored.revision, stored.vocabulary_fingerprint) == ("alice", 2, "fingerprint")
-    assert stored.speculation.drafters == ["ngram"] and stored.prediction.token_ids.token_ids == [7, 8]
+    assert asked.speculation.drafters == ["ngram"] and asked.prediction.token_ids.token_ids == [7, 8]
+
+
+async def test_what_a_gateway_writes_into_a_record_later_leaves_the_request_as_it_was() -> None:
+    """Also one of a later release: the other message's fields are kept as they came."""
+    moved = with_spans(WRITTEN_BEFORE + b"\xa8\x01\x05", [WrittenSpan("one", 3)], moves=2)  # field 21
+    stored = gateway_pb2.StoredRequest.FromString(moved)
+    assert (stored.owner, stored.moves, stored.arithmetics[0].offset) == ("alice", 2, 3)
+    asked = gateway_pb2.GenerateRequest.FromString(moved)
+    asked.DiscardUnknownFields()
+    assert asked == (await resolved()).request
+    assert b"\xa8\x01\x05" in moved and same_request(moved, WRITTEN_BEFORE + b"\xa8\x01\x05")
 
 
 async def test_what_a_client_sends_under_the_numbers_of_the_record_alone_is_ignored() -> None:

@@ -103,9 +103,9 @@ def test_records_of_older_gateways_have_no_spans_and_get_none() -> None:
 
 
 def test_a_record_is_the_same_request_whatever_computes_it() -> None:
-    params = gateway_pb2.StoredRequest(model="m", max_tokens=4).SerializeToString(deterministic=True)
+    params = gateway_pb2.GenerateRequest(model="m", max_tokens=4).SerializeToString(deterministic=True)
     first, second = with_spans(params, chosen("a")), with_spans(params, opened(chosen("a"), 2, "b"))
     assert first != second and same_request(first, second) and same_request(params, first)
     assert spans_of(second) == (WrittenSpan("a", 0), WrittenSpan("b", 2)) and with_spans(second, ()) == params
-    other = gateway_pb2.StoredRequest(model="m", max_tokens=5).SerializeToString(deterministic=True)
+    other = gateway_pb2.GenerateRequest(model="m", max_tokens=5).SerializeToString(deterministic=True)
     assert not same_request(first, with_spans(other, chosen("a")))

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from gateway.auth.tenant import OPEN, Tenant, TenantLimits, called_by
-from gateway.sessions.ownership import SessionOwnership, stored_request
+from gateway.auth.tenant import OPEN, Tenant, TenantLimits
+from gateway.sessions.ownership import SessionOwnership, request_of, stored_request
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_store import SessionRecord
 from gateway.store.write_behind import WriteBehindQueue
 from slipstream.errors import Aborted, NotFound, OutOfRange
 from slipstream.v1 import gateway_pb2
 
-BEFORE, AFTER = (gateway_pb2.StoredRequest(model=name).SerializeToString() for name in "pq")
+BEFORE, AFTER = (gateway_pb2.GenerateRequest(model=name).SerializeToString() for name in "pq")
 RECORD = SessionRecord(id="s", epoch=1, params=BEFORE, prompt_length=2, tokens=(1, 2))
 
 
@@ -58,11 +58,10 @@ async def test_a_rollback_that_comes_late_does_not_repeat_itself() -> None:
 
 @pytest.mark.parametrize("owner", ["", "bob"])
 def test_anothers_session_looks_like_one_that_never_was(owner: str) -> None:
-    record = SessionRecord("id", 1, gateway_pb2.StoredRequest(model="m", owner=owner).SerializeToString(), 1, (1,))
-    called_by(Tenant("alice", TenantLimits()))
+    asked, kept = gateway_pb2.GenerateRequest(model="m"), gateway_pb2.StoredRequest(owner=owner)
+    record = SessionRecord("id", 1, asked.SerializeToString() + kept.SerializeToString(), 1, (1,))
     with pytest.raises(NotFound) as refusal:
-        stored_request(record)
+        stored_request(record, Tenant("alice", TenantLimits()))
     assert refusal.value.reason == "NO_SESSION" and "never was" in refusal.value.message
-    called_by(Tenant(owner, TenantLimits()) if owner else OPEN)
-    assert stored_request(record).model == "m"
-    called_by(OPEN)
+    assert stored_request(record, Tenant(owner, TenantLimits()) if owner else OPEN).owner == owner
+    assert request_of(record).model == "m"

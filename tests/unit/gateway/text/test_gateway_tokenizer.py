@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Encoder
 
+from gateway.auth.tenant import OPEN
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.worker import setup_of
 from gateway.work.processes import ProcessSource
@@ -60,10 +61,10 @@ def tokenizer(family: str) -> Tokenizer:
 @given(text=st.text(SIGNS + " ", min_size=1, max_size=12))
 async def test_a_part_of_a_text_is_only_what_was_written(family: str, text: str) -> None:
     told = tokenizer(family)
-    part, detokenizer = await told.encode_middle(text), told.detokenizer()
-    before = await told.encode_middle("foo")
+    part, detokenizer = await told.encode_middle(text, OPEN), told.detokenizer()
+    before = await told.encode_middle("foo", OPEN)
     assert "".join(map(detokenizer.push, [*before, *part])) + detokenizer.flush() == "foo" + text
-    whole = await told.encode(text)
+    whole = await told.encode(text, OPEN)
     assert [told.shown(token).text for token in (whole[0], whole[-1])] == ["<s>", "</s>"]
     assert all(told.shown(token).bytes for token in part)  # a special token has none
 
@@ -85,10 +86,10 @@ async def test_a_long_text_leaves_the_event_loop_to_other_requests() -> None:
     told, text = Tokenizer(encoder, 10_000_000), "foo bar, " * 10_000
     work = told.work = TenantWork(ProcessSource("gateway.text.worker", lambda: setup_of(told.encoding)), 2, 1 << 30)
     try:
-        total, gap = await longest_gap(told.encode(text))
+        total, gap = await longest_gap(told.encode(text, OPEN))
         assert gap < total / 2
-        tokens = await told.encode(text)
+        tokens = await told.encode(text, OPEN)
         assert list(tokens) == encoder.encode(text).ids
-        assert await told.decode(tokens) == text
+        assert await told.decode(tokens, OPEN) == text
     finally:
         await work.close()

@@ -35,6 +35,8 @@ def reference(values: list[float], sampling: SamplingParams, prompt: list[int], 
         row[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
     for token, bias in sampling.logit_bias.items():
         row[token] += bias
+    if sampling.allowed_token_ids:
+        row[[token for token in range(len(row)) if token not in sampling.allowed_token_ids]] = -math.inf
     if sampling.greedy:
         return list(row)
     row = row / sampling.temperature
@@ -61,6 +63,7 @@ def samplings() -> st.SearchStrategy[SamplingParams]:
         presence_penalty=st.sampled_from([0.0, 0.5, -0.5]),
         frequency_penalty=st.sampled_from([0.0, 0.25]),
         logit_bias=st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, 2.0]), max_size=3),
+        allowed_token_ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=6).map(tuple),
     )
 
 

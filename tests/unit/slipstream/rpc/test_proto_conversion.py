@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import grpc
 import pytest
@@ -30,13 +31,27 @@ SAMPLINGS = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=5),
     seed=st.integers(0, 2**64 - 1),
     acceptance=st.sampled_from(ACCEPTANCE_RULES),
+    allowed_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
 )
 
 
 @given(SAMPLINGS)
 def test_sampling_survives_the_wire(sampling: SamplingParams) -> None:
-    message = types_pb2.Sampling.FromString(proto_conversion.sampling_to_proto(sampling).SerializeToString())
+    message = types_pb2.SamplingOptions.FromString(proto_conversion.sampling_to_proto(sampling).SerializeToString())
     assert proto_conversion.sampling_from_proto(message) == sampling
+
+
+def test_the_parameters_of_a_session_have_the_names_of_their_fields() -> None:
+    assert tuple(field.name for field in fields(SamplingParams)) == proto_conversion.SAMPLING_FIELDS
+
+
+def test_what_an_earlier_gateway_left_out_because_it_is_0_is_0_to_a_worker() -> None:
+    """Its message had no presence: temperature 0 was not written."""
+    written = bytes.fromhex("19000000000000f03f29000000000000f03f5001")  # top_p 1, repetition_penalty 1, coupled
+    message = types_pb2.SamplingOptions.FromString(written)
+    assert proto_conversion.sampling_from_proto(message) == SamplingParams(temperature=0.0, seed=0)
+    assert proto_conversion.sampling_of_client(message, lambda: 7) == SamplingParams(temperature=1.0, seed=7)
+    assert proto_conversion.sampling_to_proto(SamplingParams(temperature=0.0)).HasField("temperature")
 
 
 def test_the_servers_default_rule_is_coupled() -> None:
@@ -53,8 +68,8 @@ def test_a_worker_believes_no_number_out_of_range(field: str, value: float) -> N
 
 
 def test_an_unknown_rule_is_refused_by_number_and_by_name() -> None:
-    message = types_pb2.Sampling.FromString(
-        types_pb2.Sampling(top_p=1, repetition_penalty=1).SerializeToString() + b"\x50\x63"
+    message = types_pb2.SamplingOptions.FromString(
+        types_pb2.SamplingOptions(top_p=1, repetition_penalty=1).SerializeToString() + b"\x50\x63"
     )
     with pytest.raises(InvalidArgument, match="99"):
         proto_conversion.sampling_from_proto(message)
@@ -72,7 +87,7 @@ def test_former_rules_are_other_names_of_rejection(name: str) -> None:
     former = types_pb2.AcceptanceRule.Value(f"ACCEPTANCE_RULE_{name.upper()}")
     assert proto_conversion.rule_name(former) == "rejection" == SamplingParams(acceptance=name).acceptance
     assert proto_conversion.rule_number(name) == types_pb2.ACCEPTANCE_RULE_REJECTION
-    message = types_pb2.Sampling(temperature=1.0, top_p=1.0, repetition_penalty=1.0, acceptance=former)
+    message = types_pb2.SamplingOptions(temperature=1.0, top_p=1.0, repetition_penalty=1.0, acceptance=former)
     assert proto_conversion.sampling_from_proto(message) == SamplingParams(acceptance="rejection")
 
 

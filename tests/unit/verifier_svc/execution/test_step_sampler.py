@@ -28,6 +28,7 @@ from verifier_svc.execution.vllm.step_sampler import StepSampler
 
 VOCABULARY = 320
 OWN = tuple(str(Path(__file__).parents[4] / package) for package in ("slipstream", "verifier_svc"))
+ALLOWED = tuple(range(0, VOCABULARY, 3))
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=2**64 - 1),
@@ -40,6 +41,9 @@ SAMPLINGS = [
     SamplingParams(temperature=0.0, repetition_penalty=1.5, acceptance="rejection"),
     SamplingParams(temperature=0.8, seed=10, top_k=9, top_p=0.95, frequency_penalty=1.1, acceptance="rejection"),
     SamplingParams(temperature=1.1, seed=11, min_p=0.05, logit_bias={3: 4.0, 210: -2.0}, acceptance="rejection"),
+    SamplingParams(temperature=0.9, seed=12, repetition_penalty=1.3, logit_bias={3: 1.0}, allowed_token_ids=ALLOWED),
+    SamplingParams(temperature=0.0, allowed_token_ids=(300,)),
+    SamplingParams(temperature=1.2, seed=13, top_k=30, allowed_token_ids=ALLOWED, acceptance="rejection"),
 ]
 
 
