@@ -51,6 +51,9 @@ class GatewayConfig:
     tool_calls: str = "auto"
     """The format in which the model calls tools: `hermes`, `llama3_json`, `mistral`; `auto` reads it off the chat
     template."""
+    generation_config: str = "auto"
+    """Sampling parameters of requests that set none: `auto` takes temperature, top_k, top_p, min_p and
+    repetition_penalty from `generation_config.json` beside the tokenizer; `none`: temperature 1, all else off."""
     health_listen: str = ""
     """HOST:PORT for health checks alone, in plaintext; empty: they are answered at `listen` only."""
     tls_folder: str = ""
@@ -164,6 +167,8 @@ class GatewayConfig:
             raise InvalidArgument(f"GATEWAY_MIXED_ARITHMETIC={self.mixed_arithmetic!r}; choose refuse or mark.")
         if self.tool_calls not in TOOL_FORMATS:
             raise InvalidArgument(f"GATEWAY_TOOL_CALLS={self.tool_calls!r}; choose one of {', '.join(TOOL_FORMATS)}.")
+        if self.generation_config not in ("auto", "none"):
+            raise InvalidArgument(f"GATEWAY_GENERATION_CONFIG={self.generation_config!r}; choose auto or none.")
         self._check_store()
         self._check_drafters()
         check_logs(self.log_level, self.log_format)

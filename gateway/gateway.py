@@ -17,6 +17,7 @@ from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import BESIDES_BYTES, BODY_FACTOR, GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
+from gateway.requests.sampling_defaults import read_sampling_defaults
 from gateway.requests.validation import RandomBits
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.router import Router
@@ -48,6 +49,7 @@ from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.chat_template_source import load_chat_template
 from slipstream.tokenizer.vocabulary import load_tokenizer
+from slipstream.v1 import types_pb2
 
 if TYPE_CHECKING:
     from gateway.api.http.server import HttpServer
@@ -125,7 +127,9 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         write_behind = WriteBehindQueue(outside.clock) if config.durability == "relaxed" else None
         trial = None if experiment is None else Trial(experiment)
         observers = GatewayObservers(metrics, outside.tracing, trial)
-        context = GatewayContext(config, router, outside.random_bits, outside.clock, observers)
+        context = GatewayContext(
+            config, router, outside.random_bits, outside.clock, observers, _sampling_defaults(config)
+        )
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
         service = GatewayService(sessions, router, tokenizer, trial)
         keys = _open_keys(config, outside, quota)
@@ -151,6 +155,15 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
                 await flush(write_behind, config.store_grace_s)
                 for loop in loops:
                     loop.cancel()
+
+
+def _sampling_defaults(config: GatewayConfig) -> types_pb2.SamplingOptions:
+    if config.generation_config == "none":
+        return types_pb2.SamplingOptions()
+    found = read_sampling_defaults(config.tokenizer)
+    if named := ", ".join(f"{field.name} {value:g}" for field, value in found.ListFields()):
+        log.info("requests that set no sampling parameters get the model's: %s", named)
+    return found
 
 
 async def serve(config: GatewayConfig) -> None:

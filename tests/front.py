@@ -98,7 +98,7 @@ class Setting:
     """Builds fronts for one test and ends them after it."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
-        self._folder = folder
+        self.folder = folder
         self._stack = stack
         self._gateways = 0
         self.tokenizer = load_tokenizer(str(folder))
@@ -135,7 +135,7 @@ class Setting:
     ) -> GatewayServer:
         settings = GatewayConfig(
             verifiers=tuple(verifiers),
-            tokenizer=str(self._folder),
+            tokenizer=str(self.folder),
             listen="127.0.0.1:0",
             **{"grace_s": 0.0, **config},
         )

@@ -78,7 +78,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
-        return self._router.list_models()
+        listed = self._router.list_models()
+        for model in listed.models:
+            model.sampling_defaults.CopyFrom(self._sessions.sampling_defaults)
+        return listed
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: AnyContext) -> gateway_pb2.TokenizeResponse:
         check_name(request.model)

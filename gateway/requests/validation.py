@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
 from gateway.requests.resolved_request import ResolvedRequest, filled_in
+from gateway.requests.sampling_defaults import with_defaults
 from gateway.requests.speculation import SessionSize, SpeculationPlanner
 from gateway.requests.texts import Keep, RequestText, Texts, message_of, part_of, text_of, tokens_of
 from gateway.routing.router import Router
@@ -43,8 +44,16 @@ class CheckedRequest:
 
 
 class RequestValidator:
-    def __init__(self, config: GatewayConfig, router: Router, tokenizer: Tokenizer, random_bits: RandomBits) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        router: Router,
+        tokenizer: Tokenizer,
+        random_bits: RandomBits,
+        sampling_defaults: types_pb2.SamplingOptions | None = None,
+    ) -> None:
         self._config = config
+        self._sampling_defaults = sampling_defaults or types_pb2.SamplingOptions()
         self._router = router
         self._tokenizer = tokenizer
         self._random_bits = random_bits
@@ -64,7 +73,7 @@ class RequestValidator:
         `texts`: what the request is made from, where it does not say that itself. Raises a typed error whose sentence
         names what to change: all that costs nothing is checked before any text is encoded."""
         again = prompt is not None
-        asked = self._check(request, tenant, running)
+        asked = self._check(request, tenant, running, again=again)
         texts = self._texts(request, prompt) if texts is None else texts
         predicted = self._predicted(request.prediction) if texts.prediction is None else texts.prediction
         if not again:
@@ -99,15 +108,19 @@ class RequestValidator:
             drafting=plan.drafting,
         )
 
-    def _check(self, request: gateway_pb2.GenerateRequest, tenant: Tenant, running: int) -> CheckedRequest:
-        """Checks what costs nothing, and reads what needs none of the texts."""
+    def _check(
+        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, running: int, *, again: bool
+    ) -> CheckedRequest:
+        """Checks what costs nothing, and reads what needs none of the texts. `again`: the session was admitted before,
+        and its request says all: defaults may be others by now, and the text goes on as it began."""
         if running >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
         _check_labels(request)
         _check_names(request)
         model = self._router.model(request.model)
         self._check_stops(request)
-        sampling = _sampling(request.sampling, model, lambda: self._random_bits(64))
+        options = request.sampling if again else with_defaults(request.sampling, self._sampling_defaults)
+        sampling = _sampling(options, model, lambda: self._random_bits(64))
         stop_token_ids = self._stop_token_ids(request, model)
         self._check_priority(request.priority, tenant)
         structured = request.HasField("structured_output")

@@ -170,7 +170,10 @@ class SessionRegistry:
         self._context = context
         self._tokenizer = tokenizer
         self._ownership = SessionOwnership(store, write_behind, context.config.store_grace_s)
-        self._validator = RequestValidator(context.config, context.router, tokenizer, context.random_bits)
+        self.sampling_defaults = context.sampling_defaults
+        self._validator = RequestValidator(
+            context.config, context.router, tokenizer, context.random_bits, context.sampling_defaults
+        )
         self._entries: dict[str, SessionEntry] = {}
         self._arriving = 0
         """Requests that are being checked and may become an entry."""

@@ -53,6 +53,8 @@ class GatewayContext:
     clock: Callable[[], float] = time.monotonic
     """Monotonic seconds."""
     observers: Observers = field(default_factory=Observers)
+    sampling_defaults: types_pb2.SamplingOptions = field(default_factory=types_pb2.SamplingOptions)
+    """Of requests that set none."""
 
 
 class SessionRun:

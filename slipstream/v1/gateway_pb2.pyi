@@ -427,18 +427,20 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ...) -> None: ...
 
 class ServedModel(_message.Message):
-    __slots__ = ("model", "verifiers", "drafters", "paused_verifiers", "arithmetics")
+    __slots__ = ("model", "verifiers", "drafters", "paused_verifiers", "arithmetics", "sampling_defaults")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     ARITHMETICS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     verifiers: int
     drafters: _containers.RepeatedCompositeFieldContainer[ServedDrafter]
     paused_verifiers: int
     arithmetics: _containers.RepeatedCompositeFieldContainer[ServedArithmetic]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., verifiers: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[ServedDrafter, _Mapping]]] = ..., paused_verifiers: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ServedArithmetic, _Mapping]]] = ...) -> None: ...
+    sampling_defaults: _types_pb2.SamplingOptions
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., verifiers: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[ServedDrafter, _Mapping]]] = ..., paused_verifiers: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ServedArithmetic, _Mapping]]] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ...) -> None: ...
 
 class ServedArithmetic(_message.Message):
     __slots__ = ("arithmetic", "verifiers", "batch_invariant", "newest")

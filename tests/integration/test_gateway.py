@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import grpc
 import pytest
 
+from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -253,3 +255,32 @@ async def test_many_sessions_share_one_stream_without_mixing(setting: Setting) -
     answers = await asyncio.gather(*(front.generate(max_tokens=10 + index) for index in range(24)))
     for index, answer in enumerate(answers):
         assert answer.tokens == front.verifiers[0].script[: 10 + index]
+
+
+@pytest.mark.parametrize("source", ["auto", "none"])
+async def test_a_models_sampling_parameters_hold_where_a_request_sets_none(setting: Setting, source: str) -> None:
+    """And a session that was admitted keeps its own: a record says all, whoever goes on with it."""
+    file, backend = setting.folder / "generation_config.json", MemoryBackend()
+    file.write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
+    stores = [MemoryStore(backend, owner=owner, ttl_s=60, lease_s=60) for owner in ("one", "two")]
+    front = await setting.front(setting.verifier(), store=stores[0], generation_config=source)
+
+    def opened() -> tuple[float, int, float]:
+        sampling = front.verifiers[0].opens()[-1].sampling
+        return sampling.temperature, sampling.top_k, sampling.min_p
+
+    model = types_pb2.SamplingOptions(temperature=0.6, top_k=20) if source == "auto" else types_pb2.SamplingOptions()
+    (listed,) = (await front.stub.ListModels(gateway_pb2.ListModelsRequest())).models
+    assert listed.sampling_defaults == model
+    answer = await front.generate(max_tokens=6)
+    own = (0.6, 20, 0.0) if source == "auto" else (1.0, 0, 0.0)
+    assert opened() == own
+    await front.generate(max_tokens=6, sampling=types_pb2.SamplingOptions(temperature=0.9, top_k=0))
+    assert opened() == (0.9, 0, 0.0)
+    file.write_text(json.dumps({"temperature": 0.2, "min_p": 0.5}))
+    there = await setting.beside(front, stores[1])
+    await there.generate(max_tokens=6)
+    assert opened() == (0.2, 0, 0.5)
+    await there.roll_back(answer.started.session_id, 2)
+    await there.resume(answer.started.session_id)
+    assert opened() == own

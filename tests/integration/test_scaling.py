@@ -36,7 +36,7 @@ async def opened(stack: AsyncExitStack, setting: Setting, pods: Pods) -> tuple[G
     config = GatewayConfig(
         verifiers=("dns:///verifier:50071",),
         drafters=("model=dns:///drafter:50061",),
-        tokenizer=str(setting._folder),
+        tokenizer=str(setting.folder),
         listen="127.0.0.1:0",
         discovery_s=0.01,
         grace_s=0.0,

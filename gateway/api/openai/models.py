@@ -86,6 +86,7 @@ def _model(model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_length,
+        "sampling_defaults": {field.name: value for field, value in parts.sessions.sampling_defaults.ListFields()},
         "arithmetics": [
             {
                 "name": each.arithmetic,
