@@ -32,7 +32,6 @@ from benchmarks.processes import MODELS
 from benchmarks.prompts import held_out
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
-from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import Engine, begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling
@@ -40,6 +39,7 @@ from slipstream.engine.segment import Segment
 from slipstream.proposers import model_factory
 from slipstream.proposers.base import UNLIMITED, Proposal, Proposer
 from slipstream.proposers.cross_vocabulary import translated, translation
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer
 

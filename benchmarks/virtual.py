@@ -23,12 +23,12 @@ from typing import Any
 from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
 from drafter_svc.metrics_source import DraftStepStats
-from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2

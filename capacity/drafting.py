@@ -1,4 +1,4 @@
-"""A simulated drafter: one pass after the other over the trees of its sessions, as `drafter_svc.scheduler` does it."""
+"""A simulated drafter: one pass after the other over the trees of its sessions, as `slipstream.proposers.drafting`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SimulatedSession:
 
 
 ROUND, PROMPTS, PASS_NODES = 16, 4, 64
-"""See `drafter_svc.scheduler`, which a plan does not import; a test compares them."""
+"""See `slipstream.proposers.drafting.scheduler`, which a plan does not import; a test compares them."""
 
 
 @dataclass(frozen=True, slots=True)

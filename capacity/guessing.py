@@ -23,7 +23,7 @@ NOWHERE = -1
 """Rank of a token that is none of the guesses."""
 NEVER = math.inf
 PREPARED, UNSENT_SHARE = 4.0, 8
-"""See `drafter_svc.session`, which a plan does not import; a test compares them."""
+"""See `slipstream.proposers.drafting.session`, which a plan does not import; a test compares them."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.metrics_source import DraftStepStats, collect_metrics
-from drafter_svc.scheduler import DraftScheduler
 from drafter_svc.service import DrafterLimits, DrafterService
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_thread import ModelThread
 from slipstream.proposers.base import OpenedProposer, open_proposer
+from slipstream.proposers.drafting.scheduler import DraftScheduler
 from slipstream.proposers.expansion import FEWEST, measured_expansion
 from slipstream.proposers.registry import find_method
 from slipstream.rpc import proto_conversion

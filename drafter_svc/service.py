@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc
 
-from drafter_svc.scheduler import DraftScheduler, Subscriber
-from drafter_svc.session import DraftPolicy, DraftSession, DraftSessionObserver
 from drafter_svc.tracing import DraftTrace
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
 from slipstream.proposers.draft_tree import ROOT, DraftNode
+from slipstream.proposers.drafting.scheduler import DraftScheduler, Subscriber
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession, DraftSessionObserver
 from slipstream.rpc import multiplexed_stream, proto_conversion
 from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_command_count
 from slipstream.telemetry.logs import session_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import SpanContext
 
-from drafter_svc.session import DraftSession, DraftSessionObserver
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
+from slipstream.proposers.drafting.session import DraftSession, DraftSessionObserver
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Value

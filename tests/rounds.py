@@ -11,12 +11,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from unittest import mock
 
-from drafter_svc import scheduler
 from drafter_svc.service import DrafterLimits, Reply, VerifierStream
-from drafter_svc.session import DraftSession as Drafting
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.drafting import scheduler
+from slipstream.proposers.drafting.session import DraftSession as Drafting
 from slipstream.proposers.node_choice import siblings
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import noise

@@ -23,10 +23,10 @@ from benchmarks.virtual import (
     system,
 )
 from drafter_svc import service as drafter_service
-from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection

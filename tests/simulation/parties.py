@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.virtual import VirtualThread, _curve
 from drafter_svc import service as drafter_service
-from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from gateway import configured_workers as gateway_workers
 from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
@@ -26,6 +25,7 @@ from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import EngineLost
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
+from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from drafter_svc.scheduler import DraftScheduler
 from gateway.routing.drafters import DrafterWorker
 from gateway.routing.verifiers import VerifierWorker
 from gateway.routing.worker_watch import WorkerWatch
@@ -16,6 +15,7 @@ from gateway.sessions.registry import SessionRegistry
 from gateway.store.session_store import unpack_tokens
 from gateway.store.write_behind import WriteBehindQueue
 from slipstream.client.completion import Completion, Event
+from slipstream.proposers.drafting.scheduler import DraftScheduler
 from slipstream.rpc.multiplexed_stream import MultiplexedStream, SendQueue
 from slipstream.speculation.frame import TreeLimits
 from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED

@@ -22,8 +22,8 @@ from capacity.guessing import NOWHERE, Acceptance, SimulatedTree
 from capacity.scenario import Lengths, Traffic
 from capacity.stationary import Cells, Rates
 from capacity.verifying import Verifying
-from drafter_svc import scheduler, session
 from slipstream.engine.emulated.model import LinearCost
+from slipstream.proposers.drafting import scheduler, session
 
 PASS_S = 0.020
 COST = LinearCost(PASS_S, 0.0002, 0.00005, 32)

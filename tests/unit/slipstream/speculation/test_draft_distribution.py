@@ -12,13 +12,13 @@ import pytest
 import torch
 from scipy import stats
 
-from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
 from slipstream.engine.segment import Segment, Sequence
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.speculation.draft_distribution import MAX_TOKENS, MAX_WEIGHT, DraftDistribution, checked
 from slipstream.speculation.sampling_params import SamplingParams
 

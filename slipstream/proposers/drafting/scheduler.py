@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drafter_svc.session import DraftSession
 from slipstream.engine.model_thread import ModelThread
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.proposers.base import Proposal, Proposer, ProposerContext
 from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.drafting.session import DraftSession
 from slipstream.proposers.expansion import FEWEST
 from slipstream.proposers.level_budget import LevelBudget
 

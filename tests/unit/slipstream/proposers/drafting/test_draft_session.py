@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter_svc.session import PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
 from slipstream.errors import OutOfRange
 from slipstream.proposers.draft_tree import DEEPEST, ROOT, UNSENT, DraftNode
+from slipstream.proposers.drafting.session import PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
