@@ -14,8 +14,8 @@ from benchmarks.simulation_texts import LOOKAHEAD, Key, Text
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import UNLIMITED, ProposedNode, Proposer
 from slipstream.proposers.draft_tree import DraftNode
-from slipstream.proposers.drafting.scheduler import DraftRequest
 from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
+from slipstream.proposers.drafting.step import DraftRequest
 from slipstream.speculation.frame import Frame
 
 _LEAST = math.log(1e-4)

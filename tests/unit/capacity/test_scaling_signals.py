@@ -17,8 +17,8 @@ from capacity.cell import Outcome
 from capacity.scenario import read
 from drafter_svc.metrics_source import DraftStepStats
 from slipstream.proposers.draft_tree import DraftNode
-from slipstream.proposers.drafting.scheduler import DraftRequest
 from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
+from slipstream.proposers.drafting.step import DraftRequest
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry import metrics
 
