@@ -39,7 +39,7 @@ from slipstream.engine.kernels.attention import PagedLayer, StepParts
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.linear import Linear
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition
 from slipstream.tokenizer.vocabulary import load_tokenizer
@@ -66,7 +66,7 @@ def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
     return pass_behind(engine, sequence, CONTEXT)
 
 
-def pass_behind(engine: Engine, sequence: Sequence, context: int) -> Pass:
+def pass_behind(engine: Engine, sequence: KVSequence, context: int) -> Pass:
     """Fills the empty sequence with so many tokens; its passes are one token more and a chain of candidates."""
     fill(engine, sequence, context)
 
@@ -76,14 +76,14 @@ def pass_behind(engine: Engine, sequence: Sequence, context: int) -> Pass:
     return run
 
 
-def fill(engine: Engine, sequence: Sequence, context: int) -> None:
+def fill(engine: Engine, sequence: KVSequence, context: int) -> None:
     """Fills the empty sequence with so many tokens."""
     start = Segment(sequence, list(range(1, context + 1)), want_logits=False)
     engine.forward([start])
     engine.keep(start, [])
 
 
-def chain(sequence: Sequence, tokens: int) -> Segment:
+def chain(sequence: KVSequence, tokens: int) -> Segment:
     """One token more and a chain of candidates, so many tokens together."""
     return Segment(sequence, [1], list(range(2, tokens + 1)), list(range(-1, tokens - 2)))
 
@@ -200,8 +200,8 @@ def reading(name: str, folder: Path, context: int, clock: Callable[[], float]) -
         keys.normal_()
         values.normal_()
     blocks = range(2 * (context // BLOCK + 1))
-    sequences = {"run": Sequence(list(blocks), BLOCK, length=context)}
-    sequences["scattered"] = Sequence(list(blocks[::2]), BLOCK, length=context)
+    sequences = {"run": KVSequence(list(blocks), BLOCK, length=context)}
+    sequences["scattered"] = KVSequence(list(blocks[::2]), BLOCK, length=context)
     ways: dict[str, Callable[[], None]] = {"torch": partial(_by_torch, store, layers, Read(0, context + 1, None, None))}
     for kind, sequence in sequences.items():
         for tokens in (1, TOGETHER):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream.engine.engine import begin_unshared
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW
 
@@ -37,7 +37,7 @@ class Pair:
 class Session:
     """What a session should be: its committed tokens, next to what the engine holds of it."""
 
-    sequence: Sequence
+    sequence: KVSequence
     tokens: list[int]
     written: int = 0
     step: Segment = field(init=False)
@@ -91,7 +91,7 @@ def prefill(pair: Pair, session: Session) -> None:
     session.keep(pair, [])
 
 
-def fragment(engine: TorchEngine) -> list[Sequence]:
+def fragment(engine: TorchEngine) -> list[KVSequence]:
     """Takes every second block, so that whatever is opened next has no contiguous run."""
     singles = [begin_unshared(engine, 1) for _ in range(engine.blocks_total)]
     for single in singles[::2]:

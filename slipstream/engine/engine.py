@@ -11,15 +11,14 @@ model's own thread, everything else is bookkeeping and may run on any thread whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Tokens
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import Unavailable
 
 
@@ -86,16 +85,16 @@ class Engine(Protocol):
     @property
     def blocks_free(self) -> int: ...
 
-    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence:
+    def begin(self, token_ids: Sequence[int], salt: str | None) -> KVSequence:
         """A sequence that starts with as much of `token_ids` as the cache holds under this salt: whole blocks, never
         the last token. It reserves nothing; `grow` does. With the salt None it shares nothing, now or later."""
         ...
 
-    def missing(self, sequence: Sequence, count: int) -> int:
+    def missing(self, sequence: KVSequence, count: int) -> int:
         """Free blocks that it takes to write `count` more tokens."""
         ...
 
-    def grow(self, sequence: Sequence, count: int) -> None:
+    def grow(self, sequence: KVSequence, count: int) -> None:
         """Reserves room to write `count` more tokens. Raises ResourceExhausted, changing nothing, when too few blocks
         are free."""
         ...
@@ -117,20 +116,20 @@ class Engine(Protocol):
         """
         ...
 
-    def owned(self, sequence: Sequence) -> int:
+    def owned(self, sequence: KVSequence) -> int:
         """The least number of blocks that closing the sequence would free."""
         ...
 
-    def disown(self, sequence: Sequence) -> None:
+    def disown(self, sequence: KVSequence) -> None:
         """Takes the sequence's blocks, whose contents are broken, out of the prefix cache."""
         ...
 
-    def rollback(self, sequence: Sequence, length: int) -> None:
+    def rollback(self, sequence: KVSequence, length: int) -> None:
         """Drops all slots from `length` on; a sequence that began gives its blocks behind back, so it must grow again.
         Raises OutOfRange for a length the sequence does not have."""
         ...
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: KVSequence) -> None:
         """Gives the blocks back; closing twice is harmless."""
         ...
 
@@ -138,12 +137,12 @@ class Engine(Protocol):
 class KVRoom(Protocol):
     """The part of an engine that sequences grow in."""
 
-    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence: ...
+    def begin(self, token_ids: Sequence[int], salt: str | None) -> KVSequence: ...
 
-    def grow(self, sequence: Sequence, count: int) -> None: ...
+    def grow(self, sequence: KVSequence, count: int) -> None: ...
 
 
-def begin_unshared(engine: KVRoom, capacity: int) -> Sequence:
+def begin_unshared(engine: KVRoom, capacity: int) -> KVSequence:
     """A sequence that shares nothing, with room for `capacity` tokens: for measurements. Raises ResourceExhausted."""
     sequence = engine.begin((), None)
     engine.grow(sequence, capacity)

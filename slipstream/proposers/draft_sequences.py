@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.segment import Sequence
+from slipstream.engine.segment import KVSequence
 from slipstream.errors import ResourceExhausted
 from slipstream.tokenizer.vocabulary import common_prefix
 
@@ -22,7 +22,7 @@ fits, compute each other's prompt again and again."""
 
 @dataclass(slots=True)
 class _HeldSequence:
-    sequence: Sequence
+    sequence: KVSequence
     tokens: list[int]
     """The list whose beginning the rows hold."""
     step: int
@@ -44,7 +44,7 @@ class DraftSequences:
     def begin_step(self) -> None:
         self._step += 1
 
-    def hold(self, handle: Hashable, tokens: list[int], length: int, cache_salt: str) -> Sequence:
+    def hold(self, handle: Hashable, tokens: list[int], length: int, cache_salt: str) -> KVSequence:
         """The handle's sequence, whose rows hold a beginning of `tokens[:length]` without the last of them: that is
         computed together with the candidates below it.
 
@@ -63,7 +63,7 @@ class DraftSequences:
         self.roll_back(sequence, kept)
         return sequence
 
-    def grow(self, sequence: Sequence, count: int) -> bool:
+    def grow(self, sequence: KVSequence, count: int) -> bool:
         """Makes room to write `count` more tokens; False where there is none now.
 
         Raises ResourceExhausted when even an empty cache could not hold them.
@@ -80,7 +80,7 @@ class DraftSequences:
         self._engine.grow(sequence, count)
         return True
 
-    def roll_back(self, sequence: Sequence, length: int) -> None:
+    def roll_back(self, sequence: KVSequence, length: int) -> None:
         """Keeps the first `length` tokens; what a step wrote beyond them is written over."""
         if length < sequence.length:
             self._engine.rollback(sequence, length)

@@ -22,7 +22,7 @@ from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion
 from slipstream.engine.kvcache.manager import KVCacheManager
-from slipstream.engine.segment import Sequence
+from slipstream.engine.segment import KVSequence
 from slipstream.errors import Internal
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.simulation import parties
@@ -78,7 +78,7 @@ def _give_up(self: FaultIsolation, step: list[ScheduledSequence], *, failed: boo
     return [Internal("the step failed") for _ in step]
 
 
-def _keep_all(self: KVCacheManager, sequence: Sequence, length: int) -> None:
+def _keep_all(self: KVCacheManager, sequence: KVSequence, length: int) -> None:
     """Does not roll back."""
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.segment import Sequence
+from slipstream.engine.segment import KVSequence
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import save_checkpoint
 from tests.packed import Pair, Session, fragment, prompt
@@ -36,7 +36,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(params=[False, True], ids=["contiguous", "fragmented"])
 def opened(request: pytest.FixtureRequest, pairs: Any) -> Iterator[Any]:
     """Opens sessions in a fresh or a fragmented pool and closes them after the test."""
-    used: list[tuple[TorchEngine, Sequence]] = []
+    used: list[tuple[TorchEngine, KVSequence]] = []
 
     def build(pair: Pair, lengths: list[int]) -> list[Session]:
         if request.param:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slipstream.engine.engine import Engine, KVRoom, begin_unshared
 from slipstream.engine.model_info import MOST_CANDIDATES, ModelInfo
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 
 SESSIONS = (1, 4, 16, 64)
@@ -37,7 +37,7 @@ class MeasuredKV(KVRoom, Protocol):
 
     def keep(self, segment: Segment, path: list[int]) -> None: ...
 
-    def close(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: KVSequence) -> None: ...
 
 
 Run = Callable[[list[Segment]], None]
@@ -103,7 +103,7 @@ class _Bench:
         self._steps = steps
         self._clock = clock
         self._end = end
-        self._sequences: list[Sequence] = []
+        self._sequences: list[KVSequence] = []
 
     def possible(self, tokens: int, sessions: int) -> bool:
         """Whether a step may hold so many tokens of so many sessions."""
@@ -155,7 +155,7 @@ class _Bench:
         return self._clock() - started
 
 
-def _step(sequences: list[Sequence], tokens: int, branch: int, most: int) -> list[Segment]:
+def _step(sequences: list[KVSequence], tokens: int, branch: int, most: int) -> list[Segment]:
     """One committed token per sequence, and chains of `branch` candidates that fill the step up, `most` of a sequence;
     the rest are further committed tokens."""
     segments: list[Segment] = []

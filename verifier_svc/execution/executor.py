@@ -8,11 +8,11 @@ project's own engine, others stand beside it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Sequence
+from slipstream.engine.segment import KVSequence
 from slipstream.errors import SlipstreamError
 from slipstream.speculation.lookahead import WindowRows
 from slipstream.speculation.selection import Selection
@@ -80,22 +80,22 @@ class KVBlocks(Protocol):
     @property
     def blocks_free(self) -> int: ...
 
-    def begin(self, token_ids: Tokens[int], salt: str) -> Sequence:
+    def begin(self, token_ids: Sequence[int], salt: str) -> KVSequence:
         """A sequence with the cached blocks of the longest known prefix of `token_ids`; it reserves nothing else."""
 
-    def missing(self, sequence: Sequence, count: int) -> int:
+    def missing(self, sequence: KVSequence, count: int) -> int:
         """Free blocks that `count` more tokens take."""
 
-    def grow(self, sequence: Sequence, count: int) -> None:
+    def grow(self, sequence: KVSequence, count: int) -> None:
         """Reserves room for `count` more tokens. Raises ResourceExhausted, changing nothing, for too few blocks."""
 
-    def owned(self, sequence: Sequence) -> int:
+    def owned(self, sequence: KVSequence) -> int:
         """Blocks that closing the sequence frees at least."""
 
-    def rollback(self, sequence: Sequence, length: int) -> None:
+    def rollback(self, sequence: KVSequence, length: int) -> None:
         """Drops the KV behind `length` tokens and frees its blocks."""
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: KVSequence) -> None:
         """Frees the sequence's blocks; closing twice is harmless."""
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from slipstream.engine.segment import Sequence as KVSequence
+from slipstream.engine.segment import KVSequence
 from slipstream.speculation.lookahead import WindowRows
 from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
 from verifier_svc.scheduling.fairness import Ageing, Claim, beyond_share, share_of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 
@@ -33,22 +33,22 @@ class KVCacheManager:
     def blocks_free(self) -> int:
         return self._pool.free
 
-    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence:
+    def begin(self, token_ids: Sequence[int], salt: str | None) -> KVSequence:
         if salt is None:
-            return Sequence([], self._pool.block_size)
+            return KVSequence([], self._pool.block_size)
         blocks, digests = self._prefixes.find_prefix(token_ids[: len(token_ids) - 1], salt)
         self._pool.share(blocks)
         length = len(blocks) * self._pool.block_size
-        return Sequence(blocks, self._pool.block_size, salt, length, tokens=list(token_ids[:length]), digests=digests)
+        return KVSequence(blocks, self._pool.block_size, salt, length, tokens=list(token_ids[:length]), digests=digests)
 
-    def missing(self, sequence: Sequence, count: int) -> int:
+    def missing(self, sequence: KVSequence, count: int) -> int:
         more = max(0, self._pool.blocks_for(sequence.length + count) - len(sequence.blocks))
         if not sequence.rolled_back:
             return more
         shared = self._shared_block(sequence)
         return more + (shared is not None and self._pool.references(shared) > 1)
 
-    def grow(self, sequence: Sequence, count: int) -> None:
+    def grow(self, sequence: KVSequence, count: int) -> None:
         missing = self.missing(sequence, count)
         if not missing and not sequence.rolled_back:
             return
@@ -79,14 +79,14 @@ class KVCacheManager:
         sequence.tokens += [*segment.pending, *(segment.nodes[node] for node in path)]
         self._cache_full_blocks(sequence)
 
-    def owned(self, sequence: Sequence) -> int:
+    def owned(self, sequence: KVSequence) -> int:
         return sum(self._pool.references(block) == 1 for block in sequence.blocks)
 
-    def disown(self, sequence: Sequence) -> None:
+    def disown(self, sequence: KVSequence) -> None:
         for block in sequence.blocks:
             self._prefixes.drop_block(block)
 
-    def rollback(self, sequence: Sequence, length: int) -> None:
+    def rollback(self, sequence: KVSequence, length: int) -> None:
         if sequence.closed or not 0 <= length <= sequence.length:
             raise OutOfRange(f"cannot roll back to {length}: the sequence has {sequence.length} tokens")
         if length < sequence.length:
@@ -94,12 +94,12 @@ class KVCacheManager:
         sequence.length = length
         sequence.ahead = 0
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: KVSequence) -> None:
         if not sequence.closed:
             sequence.closed = True
             self._release_blocks(sequence.blocks)
 
-    def _truncate(self, sequence: Sequence, length: int) -> None:
+    def _truncate(self, sequence: KVSequence, length: int) -> None:
         sequence.rolled_back = True
         del sequence.tokens[length:]
         del sequence.digests[length // self.block_size :]
@@ -113,7 +113,7 @@ class KVCacheManager:
         # The last ones first: the end of an unused prefix is evicted before its beginning.
         self._pool.release(blocks[::-1], self._prefixes.__contains__)
 
-    def _shared_block(self, sequence: Sequence) -> int | None:
+    def _shared_block(self, sequence: KVSequence) -> int | None:
         """The block of the next token, if it must not be written as it is: other sequences read it, or the prefix cache
         has its old contents. Only a rollback leads there."""
         index = sequence.length // self.block_size
@@ -122,7 +122,7 @@ class KVCacheManager:
         block = sequence.blocks[index]
         return block if self._pool.references(block) > 1 or block in self._prefixes else None
 
-    def _make_private(self, sequence: Sequence, shared: int, fresh: int | None) -> None:
+    def _make_private(self, sequence: KVSequence, shared: int, fresh: int | None) -> None:
         """Gives the sequence its last block alone: in place, or as a copy in `fresh`."""
         if fresh is None:
             self._prefixes.drop_block(shared)
@@ -132,7 +132,7 @@ class KVCacheManager:
         sequence.blocks[-1] = fresh
         self._release_blocks([shared])
 
-    def _cache_full_blocks(self, sequence: Sequence) -> None:
+    def _cache_full_blocks(self, sequence: KVSequence) -> None:
         """Adds the blocks that became full to the prefix cache."""
         if sequence.salt is None:
             return

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Segment
-from slipstream.engine.segment import Sequence as KVSequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.speculation.draft_distribution import DraftDistribution
 from verifier_svc.execution.vllm.messages import SessionParameters, StepProposals
 

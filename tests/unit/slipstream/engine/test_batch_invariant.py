@@ -18,7 +18,7 @@ from slipstream.engine.kernels import compiled as compiled_kernels
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from tests.kernels import kernels
 from tests.packed import prompt
 
@@ -49,12 +49,12 @@ class OneLayer(KVCacheManager):
         sinks = torch.randn(self.heads * self.group, generator=chance) if self.sinks else None
         self.extras = {"sliding_window": self.window, "softcap": self.softcap, "s_aux": sinks}
 
-    def opened(self, tokens: int) -> Sequence:
+    def opened(self, tokens: int) -> KVSequence:
         sequence = self.begin([], None)
         self.grow(sequence, tokens)
         return sequence
 
-    def fragment(self) -> list[Sequence]:
+    def fragment(self) -> list[KVSequence]:
         """Takes every second block."""
         singles = [self.opened(1) for _ in range(self.blocks_total)]
         for single in singles[::2]:
@@ -131,7 +131,7 @@ def tree(chance: random.Random, rest: list[int], most: int) -> tuple[list[int], 
     return nodes, parents, way
 
 
-def segment_of(chance: random.Random, text: list[int], sequence: Sequence) -> tuple[Segment, list[int]]:
+def segment_of(chance: random.Random, text: list[int], sequence: KVSequence) -> tuple[Segment, list[int]]:
     at, count = sequence.length, chance.choice((1, 1, 1, 2, 7, 90))
     pending = text[at : at + count]
     rest = text[at + len(pending) :]

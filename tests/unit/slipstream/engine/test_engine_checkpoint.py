@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
 from slipstream.rpc.proto_conversion import model_to_proto
@@ -279,13 +279,13 @@ def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
         engine.forward([Segment(sequence, list(range(9)))])
 
 
-def read(engine: TorchEngine, tokens: list[int], salt: str = "") -> tuple[Sequence, torch.Tensor]:
+def read(engine: TorchEngine, tokens: list[int], salt: str = "") -> tuple[KVSequence, torch.Tensor]:
     """A sequence of these tokens, and the logits after the last one."""
     sequence = engine.begin(tokens, salt)
     return sequence, go_on(engine, sequence, tokens[sequence.length :])
 
 
-def go_on(engine: TorchEngine, sequence: Sequence, tokens: list[int]) -> torch.Tensor:
+def go_on(engine: TorchEngine, sequence: KVSequence, tokens: list[int]) -> torch.Tensor:
     engine.grow(sequence, len(tokens))
     segment = Segment(sequence, tokens)
     logits = engine.forward([segment]).logits[0]

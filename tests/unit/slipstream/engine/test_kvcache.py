@@ -15,7 +15,7 @@ from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.prefix_cache import DIGEST_BYTES, PrefixCache, salt_digest
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange, ResourceExhausted
 
 BLOCKS, SIZE = 12, 4
@@ -33,12 +33,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.held: list[list[int]] = []
 
     @rule(target=sequences, capacity=st.integers(1, BLOCKS * SIZE + 5))
-    def open(self, capacity: int) -> Sequence:
+    def open(self, capacity: int) -> KVSequence:
         need = -(-capacity // SIZE)
         if need > self.pool.free:
             with pytest.raises(ResourceExhausted):
                 begin_unshared(self.books, capacity)
-            return Sequence([], SIZE, closed=True)
+            return KVSequence([], SIZE, closed=True)
         sequence = begin_unshared(self.books, capacity)
         assert len(set(sequence.blocks)) == len(sequence.blocks) == need
         assert not {block for blocks in self.held for block in blocks} & set(sequence.blocks)
@@ -46,7 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
         return sequence
 
     @rule(sequence=sequences)
-    def share(self, sequence: Sequence) -> None:
+    def share(self, sequence: KVSequence) -> None:
         if not sequence.closed:
             self.pool.share(sequence.blocks)
             self.held.append(list(sequence.blocks))
@@ -58,7 +58,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.release(self.held.pop(data.draw(st.sampled_from(extra))))
 
     @rule(sequence=consumes(sequences), times=st.integers(1, 3))
-    def close(self, sequence: Sequence, times: int) -> None:
+    def close(self, sequence: KVSequence, times: int) -> None:
         if not sequence.closed:
             self.held.remove(sequence.blocks)
         for _ in range(times):
@@ -113,8 +113,8 @@ def test_releasing_or_sharing_free_blocks_is_a_bug() -> None:
 
 
 def test_pool_rows_follow_the_block_table() -> None:
-    assert Sequence([2, 3], SIZE).pool_rows(3, 6) == [11, 12, 13]
-    scattered = Sequence([5, 1], SIZE)
+    assert KVSequence([2, 3], SIZE).pool_rows(3, 6) == [11, 12, 13]
+    scattered = KVSequence([5, 1], SIZE)
     assert scattered.pool_rows(2, 6) == [22, 23, 4, 5]
     assert scattered.rows is not None and scattered.rows[2:6].tolist() == [22, 23, 4, 5]
 
@@ -135,10 +135,10 @@ def test_capacity_is_bounded(books: KVCacheManager) -> None:
 @pytest.mark.parametrize(
     "segment",
     [
-        Segment(Sequence([0], SIZE), []),
-        Segment(Sequence([0], SIZE), [1], [2], []),
-        Segment(Sequence([0], SIZE), [1], [2], [0]),
-        Segment(Sequence([0], SIZE), [1], [2], [-2]),
+        Segment(KVSequence([0], SIZE), []),
+        Segment(KVSequence([0], SIZE), [1], [2], []),
+        Segment(KVSequence([0], SIZE), [1], [2], [0]),
+        Segment(KVSequence([0], SIZE), [1], [2], [-2]),
     ],
     ids=["nothing pending", "a parent missing", "its own parent", "no such parent"],
 )

@@ -14,7 +14,7 @@ from slipstream.engine.engine import HiddenRequest, begin_unshared
 from slipstream.engine.kernels import attention, compiled
 from slipstream.engine.kernels.attention import MOST_NODES, PagedLayer, StepParts, paged_attention
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
 from tests.kernels import kernels
@@ -33,11 +33,11 @@ def wide(request: pytest.FixtureRequest, compiled: Path, monkeypatch: pytest.Mon
     return bool(request.param == "AVX-512")
 
 
-def sequence(length: int, capacity: int, scattered: bool) -> Sequence:
+def sequence(length: int, capacity: int, scattered: bool) -> KVSequence:
     blocks = list(range(2, 2 + -(-capacity // BLOCK)))
     if scattered:
         random.Random(length).shuffle(blocks)
-    return Sequence(blocks, BLOCK, length=length)
+    return KVSequence(blocks, BLOCK, length=length)
 
 
 def path(segment: Segment, row: int) -> list[int]:

@@ -14,7 +14,7 @@ from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import MAX_CACHED_SHARE, BlockPool
 from slipstream.engine.kvcache.manager import KVCacheManager
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import Internal, ResourceExhausted
 
 BLOCKS, SIZE = 10, 4
@@ -59,7 +59,7 @@ class Books(KVCacheManager):
         """As the next pass finds it."""
         return self.rows[self.queued.get(row, row)]
 
-    def holds(self, sequence: Sequence) -> list[Row]:
+    def holds(self, sequence: KVSequence) -> list[Row]:
         return [self.row(row) for row in sequence.pool_rows(0, sequence.length)]
 
 
@@ -67,7 +67,7 @@ class Books(KVCacheManager):
 class Writer:
     """A session: its sequence, and all its tokens."""
 
-    sequence: Sequence
+    sequence: KVSequence
     tokens: list[int] = field(default_factory=list)
 
 
@@ -169,7 +169,7 @@ TestSharing = SharingMachine.TestCase
 TestSharing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def write(books: Books, tokens: list[int], salt: str = "") -> Sequence:
+def write(books: Books, tokens: list[int], salt: str = "") -> KVSequence:
     """A sequence whose rows hold all tokens but the last."""
     sequence = books.begin(tokens, salt)
     segment = Segment(sequence, tokens[sequence.length : -1])

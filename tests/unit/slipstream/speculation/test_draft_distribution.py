@@ -14,7 +14,7 @@ from scipy import stats
 
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.draft_model import ModelProposer
@@ -97,13 +97,13 @@ class Saying:
 
     block_size = blocks_total = blocks_free = 1 << 20
 
-    def begin(self, token_ids: list[int], salt: str) -> Sequence:
-        return Sequence([], 1, salt)
+    def begin(self, token_ids: list[int], salt: str) -> KVSequence:
+        return KVSequence([], 1, salt)
 
-    def missing(self, sequence: Sequence, count: int) -> int:
+    def missing(self, sequence: KVSequence, count: int) -> int:
         return 0
 
-    def grow(self, sequence: Sequence, count: int) -> None:
+    def grow(self, sequence: KVSequence, count: int) -> None:
         pass
 
     def forward(self, segments: list[Segment]) -> ModelOutput:
