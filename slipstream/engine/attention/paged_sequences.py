@@ -6,12 +6,12 @@ import torch
 
 from slipstream.engine.attention.plan import AttentionPlan
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.segment import Segment
 
 
-class PagedSequences(KVCacheManager):
+class PagedSequences(KVCache):
     """With KV of `layers` for `tokens` tokens."""
 
     def __init__(

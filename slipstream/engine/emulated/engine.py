@@ -17,7 +17,7 @@ import torch
 from slipstream.engine.emulated.model import ALTERNATIVES, EmulatedModel
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument
@@ -31,7 +31,7 @@ LEAST_VOCABULARY = 8
 _STRIDE = np.uint64(GOLDEN)
 
 
-class EmulatedEngine(KVCacheManager):
+class EmulatedEngine(KVCache):
     """The text depends on the seed, a session's first token and the position; never on candidates or batches."""
 
     def __init__(

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -43,7 +43,7 @@ class KnownRequest:
     blocks: int
 
 
-class WorkerRequests(KVCacheManager):
+class WorkerRequests(KVCache):
     """The KV blocks of vLLM's workers, and the requests there. Chains alone: `keep` never moves rows."""
 
     def __init__(self, pool: BlockPool, model: ModelInfo) -> None:

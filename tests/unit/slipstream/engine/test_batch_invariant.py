@@ -16,7 +16,7 @@ from slipstream.engine.attention.reads import Read, visible
 from slipstream.engine.kernels import attention
 from slipstream.engine.kernels import compiled as compiled_kernels
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.segment import KVSequence, Segment
 from tests.kernels import kernels
@@ -27,7 +27,7 @@ DIM, TOKENS, LENGTHS = 32, 50, (9, 2 * BLOCK + 20, 3 * BLOCK + 5)
 
 
 @dataclass(eq=False)
-class OneLayer(KVCacheManager):
+class OneLayer(KVCache):
     """Attention alone: the states of a token are a function of its position and its number."""
 
     heads: int = 2

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.prefix_cache import DIGEST_BYTES, PrefixCache, salt_digest
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.segment import KVSequence, Segment
@@ -29,7 +29,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(BLOCKS, SIZE)
-        self.books = KVCacheManager(self.pool, max_length=1000)
+        self.books = KVCache(self.pool, max_length=1000)
         self.held: list[list[int]] = []
 
     @rule(target=sequences, capacity=st.integers(1, BLOCKS * SIZE + 5))
@@ -120,11 +120,11 @@ def test_pool_rows_follow_the_block_table() -> None:
 
 
 @pytest.fixture
-def books() -> KVCacheManager:
-    return KVCacheManager(BlockPool(BLOCKS, SIZE), max_length=20)
+def books() -> KVCache:
+    return KVCache(BlockPool(BLOCKS, SIZE), max_length=20)
 
 
-def test_capacity_is_bounded(books: KVCacheManager) -> None:
+def test_capacity_is_bounded(books: KVCache) -> None:
     with pytest.raises(ResourceExhausted):
         begin_unshared(books, BLOCKS * SIZE + 1)
     sequence = begin_unshared(books, 6)  # two blocks of four
@@ -147,7 +147,7 @@ def test_malformed_segments_are_refused(segment: Segment) -> None:
         segment.check()
 
 
-def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
+def test_keep_wants_a_forward_and_a_real_path(books: KVCache) -> None:
     segment = Segment(begin_unshared(books, 16), [1, 2], [3, 4, 5], [-1, -1, 0])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
@@ -161,7 +161,7 @@ def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
         books.keep(segment, [0, 2])
 
 
-def test_one_token_is_kept_once_too(books: KVCacheManager) -> None:
+def test_one_token_is_kept_once_too(books: KVCache) -> None:
     segment = Segment(begin_unshared(books, 8), [1])
     segment.sequence.ahead = 1
     books.keep(segment, [])
@@ -169,7 +169,7 @@ def test_one_token_is_kept_once_too(books: KVCacheManager) -> None:
         books.keep(segment, [])
 
 
-def test_rollback_only_shortens(books: KVCacheManager) -> None:
+def test_rollback_only_shortens(books: KVCache) -> None:
     sequence = begin_unshared(books, 16)
     sequence.length = 7
     with pytest.raises(OutOfRange):
@@ -220,7 +220,7 @@ def test_a_pool_without_rows_is_no_pool(total: int, size: int) -> None:
         BlockPool(total, size)
 
 
-def test_a_step_that_cannot_be_is_refused(books: KVCacheManager) -> None:
+def test_a_step_that_cannot_be_is_refused(books: KVCache) -> None:
     first, second = begin_unshared(books, 24), begin_unshared(books, 4)
     with pytest.raises(InvalidArgument):
         books._check_step([])
@@ -234,7 +234,7 @@ def test_a_step_that_cannot_be_is_refused(books: KVCacheManager) -> None:
         books._check_step([Segment(second, [1]), Segment(first, [1, 2, 3])])
 
 
-def test_the_blocks_a_sequence_holds_alone_are_counted(books: KVCacheManager) -> None:
+def test_the_blocks_a_sequence_holds_alone_are_counted(books: KVCache) -> None:
     sequence = begin_unshared(books, 12)
     assert books.owned(sequence) == 3
     books._pool.share(sequence.blocks[:1])

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import MAX_CACHED_SHARE, BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import Internal, ResourceExhausted
@@ -23,7 +23,7 @@ Row = tuple[str | None, tuple[int, ...]]
 """What a row's KV was computed from: whose it is, and all tokens up to its own."""
 
 
-class Books(KVCacheManager):
+class Books(KVCache):
     """Rows that remember what they were computed from."""
 
     def __init__(self, blocks: int = BLOCKS) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import Segment
 from slipstream.speculation.candidate_tree import CandidateTree
@@ -64,7 +64,7 @@ class World:
     """A verifier without a model: sessions read their prompts and then commit a token a step, and candidates."""
 
     def __init__(self, blocks: int = BLOCKS) -> None:
-        self.engine = KVCacheManager(BlockPool(blocks, SIZE), 1000)
+        self.engine = KVCache(BlockPool(blocks, SIZE), 1000)
         self.now = 0.0
         self.admission = KVAdmission(self.engine, lambda: self.now)
         self.sessions: list[Session] = []

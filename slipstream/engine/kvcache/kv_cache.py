@@ -10,7 +10,7 @@ from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 
-class KVCacheManager:
+class KVCache:
     """All of `Engine` but the forward pass. An engine with real rows overrides `_copy_rows`."""
 
     batch_invariant = True
