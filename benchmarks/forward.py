@@ -34,7 +34,7 @@ from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.attention.reads import Read, visible
 from slipstream.engine.cpu_cores import threads_for
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.kernels.attention import PagedLayer, StepParts
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
@@ -58,10 +58,10 @@ Pass = Callable[[int], None]
 
 def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
     if scattered:
-        singles = [begin_unshared(engine, 1) for _ in range(engine.blocks_total)]
+        singles = [engine.kv.begin_unshared(1) for _ in range(engine.kv.blocks_total)]
         for single in singles[::2]:
-            engine.close(single)
-    sequence = begin_unshared(engine, CONTEXT + max(SIZES))
+            engine.kv.close(single)
+    sequence = engine.kv.begin_unshared(CONTEXT + max(SIZES))
     assert (sequence.rows is not None) == scattered
     return pass_behind(engine, sequence, CONTEXT)
 
@@ -80,7 +80,7 @@ def fill(engine: Engine, sequence: KVSequence, context: int) -> None:
     """Fills the empty sequence with so many tokens."""
     start = Segment(sequence, list(range(1, context + 1)), want_logits=False)
     engine.forward([start])
-    engine.keep(start, [])
+    engine.kv.keep(start, [])
 
 
 def chain(sequence: KVSequence, tokens: int) -> Segment:
@@ -158,17 +158,17 @@ def compare(name: str, folder: Path, dtype: str, clock: Callable[[], float]) -> 
 
 def read(engine: TorchEngine, text: list[int], together: int) -> torch.Tensor:
     """fp32 [LENGTH, V]: the logits behind each of the text's last tokens, in passes of so many."""
-    sequence = begin_unshared(engine, len(text) + together)
+    sequence = engine.kv.begin_unshared(len(text) + together)
     start = Segment(sequence, text[:-LENGTH], want_logits=False)
     engine.forward([start])
-    engine.keep(start, [])
+    engine.kv.keep(start, [])
     found = []
     for at in range(len(text) - LENGTH, len(text), together):
         nodes = text[at + 1 : at + together]
         segment = Segment(sequence, [text[at]], nodes, list(range(-1, len(nodes) - 1)))
         found.append(engine.forward([segment]).logits)
-        engine.keep(segment, list(range(len(nodes))))
-    engine.close(sequence)
+        engine.kv.keep(segment, list(range(len(nodes))))
+    engine.kv.close(sequence)
     return torch.cat(found)
 
 

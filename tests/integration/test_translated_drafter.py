@@ -248,7 +248,7 @@ def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
     for session in sessions:
         proposer.close_sequence(session)
         proposer.close_sequence(session)
-    assert engine.blocks_free == engine.blocks_total
+    assert engine.kv.blocks_free == engine.kv.blocks_total
 
 
 def test_a_session_that_the_draft_model_cannot_hold_is_refused_and_its_neighbour_served(tiny: Path) -> None:

@@ -176,6 +176,6 @@ class TranslatedProposer:
         output = self._engine.forward(segments).logits
         row = 0
         for one, segment in zip(passes, segments, strict=True):
-            self._engine.keep(segment, [])
+            self._engine.kv.keep(segment, [])
             one.read(output[row : row + segment.logit_rows].log_softmax(dim=-1).cpu().numpy())
             row += segment.logit_rows

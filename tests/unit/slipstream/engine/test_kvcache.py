@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.prefix_cache import DIGEST_BYTES, PrefixCache, salt_digest
@@ -37,9 +36,9 @@ class PoolMachine(RuleBasedStateMachine):
         need = -(-capacity // SIZE)
         if need > self.pool.free:
             with pytest.raises(ResourceExhausted):
-                begin_unshared(self.books, capacity)
+                self.books.begin_unshared(capacity)
             return KVSequence([], SIZE, closed=True)
-        sequence = begin_unshared(self.books, capacity)
+        sequence = self.books.begin_unshared(capacity)
         assert len(set(sequence.blocks)) == len(sequence.blocks) == need
         assert not {block for blocks in self.held for block in blocks} & set(sequence.blocks)
         self.held.append(sequence.blocks)
@@ -126,8 +125,8 @@ def books() -> KVCache:
 
 def test_capacity_is_bounded(books: KVCache) -> None:
     with pytest.raises(ResourceExhausted):
-        begin_unshared(books, BLOCKS * SIZE + 1)
-    sequence = begin_unshared(books, 6)  # two blocks of four
+        books.begin_unshared(BLOCKS * SIZE + 1)
+    sequence = books.begin_unshared(6)  # two blocks of four
     with pytest.raises(OutOfRange):
         Segment(sequence, [1] * 7, [1, 1], [-1, 0]).check()
 
@@ -148,7 +147,7 @@ def test_malformed_segments_are_refused(segment: Segment) -> None:
 
 
 def test_keep_wants_a_forward_and_a_real_path(books: KVCache) -> None:
-    segment = Segment(begin_unshared(books, 16), [1, 2], [3, 4, 5], [-1, -1, 0])
+    segment = Segment(books.begin_unshared(16), [1, 2], [3, 4, 5], [-1, -1, 0])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
     segment.sequence.ahead = segment.tokens
@@ -162,7 +161,7 @@ def test_keep_wants_a_forward_and_a_real_path(books: KVCache) -> None:
 
 
 def test_one_token_is_kept_once_too(books: KVCache) -> None:
-    segment = Segment(begin_unshared(books, 8), [1])
+    segment = Segment(books.begin_unshared(8), [1])
     segment.sequence.ahead = 1
     books.keep(segment, [])
     with pytest.raises(FailedPrecondition):
@@ -170,7 +169,7 @@ def test_one_token_is_kept_once_too(books: KVCache) -> None:
 
 
 def test_rollback_only_shortens(books: KVCache) -> None:
-    sequence = begin_unshared(books, 16)
+    sequence = books.begin_unshared(16)
     sequence.length = 7
     with pytest.raises(OutOfRange):
         books.rollback(sequence, 8)
@@ -221,21 +220,21 @@ def test_a_pool_without_rows_is_no_pool(total: int, size: int) -> None:
 
 
 def test_a_step_that_cannot_be_is_refused(books: KVCache) -> None:
-    first, second = begin_unshared(books, 24), begin_unshared(books, 4)
+    first, second = books.begin_unshared(24), books.begin_unshared(4)
     with pytest.raises(InvalidArgument):
-        books._check_step([])
+        books.check_step([])
     with pytest.raises(InvalidArgument):
-        books._check_step([Segment(first, [1]), Segment(second, [1]), Segment(first, [2])])
+        books.check_step([Segment(first, [1]), Segment(second, [1]), Segment(first, [2])])
     with pytest.raises(InvalidArgument):
-        books._check_step([Segment(second, [1]), Segment(first, [])])
+        books.check_step([Segment(second, [1]), Segment(first, [])])
     first.length = 18
-    books._check_step([Segment(first, [1, 2], [3, 4], [-1, 0]), Segment(second, [1])])  # candidates may lie beyond 20
+    books.check_step([Segment(first, [1, 2], [3, 4], [-1, 0]), Segment(second, [1])])  # candidates may lie beyond 20
     with pytest.raises(OutOfRange):
-        books._check_step([Segment(second, [1]), Segment(first, [1, 2, 3])])
+        books.check_step([Segment(second, [1]), Segment(first, [1, 2, 3])])
 
 
 def test_the_blocks_a_sequence_holds_alone_are_counted(books: KVCache) -> None:
-    sequence = begin_unshared(books, 12)
+    sequence = books.begin_unshared(12)
     assert books.owned(sequence) == 3
     books._pool.share(sequence.blocks[:1])
     assert books.owned(sequence) == 2
