@@ -76,7 +76,7 @@ class Text:
             history=TokenHistory(tokens) if sampling.penalised else None,
             send=lambda reply: None,
         )
-        session.sequence = engine.begin(tokens, SALT)
+        session.sequence = engine.kv.begin(tokens, SALT)
         session.computed = session.sequence.length
         return session
 
@@ -86,7 +86,7 @@ class Decoding:
 
     def __init__(self, executor: EmbeddedExecutor, texts: list[Text], chance: random.Random) -> None:
         self._executor, self._chance = executor, chance
-        self._running = {text.open(executor.kv): text for text in texts}
+        self._running = {text.open(executor.engine): text for text in texts}
         self.different: set[str] = set()
         self.compared = self.drafted = self.accepted = 0
 

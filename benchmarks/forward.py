@@ -34,12 +34,12 @@ from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.engine.attention.reads import Read, visible
 from slipstream.engine.cpu_cores import threads_for
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.kernels.attention import PagedLayer, StepParts
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.linear import Linear
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition
 from slipstream.tokenizer.vocabulary import load_tokenizer
@@ -58,15 +58,15 @@ Pass = Callable[[int], None]
 
 def engine_pass(engine: TorchEngine, scattered: bool = False) -> Pass:
     if scattered:
-        singles = [begin_unshared(engine, 1) for _ in range(engine.blocks_total)]
+        singles = [engine.kv.begin_unshared(1) for _ in range(engine.kv.blocks_total)]
         for single in singles[::2]:
-            engine.close(single)
-    sequence = begin_unshared(engine, CONTEXT + max(SIZES))
+            engine.kv.close(single)
+    sequence = engine.kv.begin_unshared(CONTEXT + max(SIZES))
     assert (sequence.rows is not None) == scattered
     return pass_behind(engine, sequence, CONTEXT)
 
 
-def pass_behind(engine: Engine, sequence: Sequence, context: int) -> Pass:
+def pass_behind(engine: Engine, sequence: KVSequence, context: int) -> Pass:
     """Fills the empty sequence with so many tokens; its passes are one token more and a chain of candidates."""
     fill(engine, sequence, context)
 
@@ -76,14 +76,14 @@ def pass_behind(engine: Engine, sequence: Sequence, context: int) -> Pass:
     return run
 
 
-def fill(engine: Engine, sequence: Sequence, context: int) -> None:
+def fill(engine: Engine, sequence: KVSequence, context: int) -> None:
     """Fills the empty sequence with so many tokens."""
     start = Segment(sequence, list(range(1, context + 1)), want_logits=False)
     engine.forward([start])
-    engine.keep(start, [])
+    engine.kv.keep(start, [])
 
 
-def chain(sequence: Sequence, tokens: int) -> Segment:
+def chain(sequence: KVSequence, tokens: int) -> Segment:
     """One token more and a chain of candidates, so many tokens together."""
     return Segment(sequence, [1], list(range(2, tokens + 1)), list(range(-1, tokens - 2)))
 
@@ -158,17 +158,17 @@ def compare(name: str, folder: Path, dtype: str, clock: Callable[[], float]) -> 
 
 def read(engine: TorchEngine, text: list[int], together: int) -> torch.Tensor:
     """fp32 [LENGTH, V]: the logits behind each of the text's last tokens, in passes of so many."""
-    sequence = begin_unshared(engine, len(text) + together)
+    sequence = engine.kv.begin_unshared(len(text) + together)
     start = Segment(sequence, text[:-LENGTH], want_logits=False)
     engine.forward([start])
-    engine.keep(start, [])
+    engine.kv.keep(start, [])
     found = []
     for at in range(len(text) - LENGTH, len(text), together):
         nodes = text[at + 1 : at + together]
         segment = Segment(sequence, [text[at]], nodes, list(range(-1, len(nodes) - 1)))
         found.append(engine.forward([segment]).logits)
-        engine.keep(segment, list(range(len(nodes))))
-    engine.close(sequence)
+        engine.kv.keep(segment, list(range(len(nodes))))
+    engine.kv.close(sequence)
     return torch.cat(found)
 
 
@@ -200,8 +200,8 @@ def reading(name: str, folder: Path, context: int, clock: Callable[[], float]) -
         keys.normal_()
         values.normal_()
     blocks = range(2 * (context // BLOCK + 1))
-    sequences = {"run": Sequence(list(blocks), BLOCK, length=context)}
-    sequences["scattered"] = Sequence(list(blocks[::2]), BLOCK, length=context)
+    sequences = {"run": KVSequence(list(blocks), BLOCK, length=context)}
+    sequences["scattered"] = KVSequence(list(blocks[::2]), BLOCK, length=context)
     ways: dict[str, Callable[[], None]] = {"torch": partial(_by_torch, store, layers, Read(0, context + 1, None, None))}
     for kind, sequence in sequences.items():
         for tokens in (1, TOGETHER):

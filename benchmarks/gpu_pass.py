@@ -27,7 +27,6 @@ from benchmarks.floor import reading
 from benchmarks.forward import CONTEXT, DTYPES, chain, fill, plain_pass
 from benchmarks.processes import gpu, inflated
 from benchmarks.records import Row, in_a_name, write
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.torch_engine import TorchEngine
 
@@ -37,7 +36,7 @@ MOST_SESSIONS, MOST_TOKENS = (max(column) for column in zip(*SHAPES, strict=True
 
 
 def engine_passes(engine: TorchEngine) -> Callable[[int, int], None]:
-    sequences = [begin_unshared(engine, CONTEXT + MOST_TOKENS) for _ in range(MOST_SESSIONS)]
+    sequences = [engine.kv.begin_unshared(CONTEXT + MOST_TOKENS) for _ in range(MOST_SESSIONS)]
     for sequence in sequences:
         fill(engine, sequence, CONTEXT)
 

@@ -29,7 +29,7 @@ from benchmarks.peers.disturbance import Watch
 from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate
 from benchmarks.records import Row, write
 from benchmarks.virtual import decode_request
-from slipstream.engine.engine import Engine, HiddenRequest, ModelOutput, begin_unshared
+from slipstream.engine.engine import Engine, HiddenRequest, ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.process import ALLOCATOR, PATIENT_THREADS, tune_runtime
 from slipstream.rpc.channel import channel
@@ -83,7 +83,7 @@ class Passes:
 
 def timed_alone(engine: Engine) -> list[float]:
     """The median seconds of passes of SIZES tokens, in turn."""
-    sequence = begin_unshared(engine, CONTEXT + max(SIZES))
+    sequence = engine.kv.begin_unshared(CONTEXT + max(SIZES))
     run = pass_behind(engine, sequence, CONTEXT)
     taken: dict[int, list[float]] = {tokens: [] for tokens in SIZES}
     for _ in range(TRIES):
@@ -91,7 +91,7 @@ def timed_alone(engine: Engine) -> list[float]:
             began = time.perf_counter()
             run(tokens)
             taken[tokens].append(time.perf_counter() - began)
-    engine.close(sequence)
+    engine.kv.close(sequence)
     return [statistics.median(taken[tokens]) for tokens in SIZES]
 
 

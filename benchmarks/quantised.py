@@ -24,7 +24,6 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.sampler import coupled_sampling
@@ -55,7 +54,7 @@ class Text:
 
 def write_texts(engine: TorchEngine, prompts: list[list[int]], greedy: bool) -> list[Text]:
     """The target's next tokens after each prompt, all prompts in one step."""
-    sequences = [begin_unshared(engine, len(prompt) + TOKENS) for prompt in prompts]
+    sequences = [engine.kv.begin_unshared(len(prompt) + TOKENS) for prompt in prompts]
     pending, texts = prompts, [Text(prompt, [], greedy, seed) for seed, prompt in enumerate(prompts)]
     for _ in range(TOKENS):
         segments = [Segment(sequence, tokens) for sequence, tokens in zip(sequences, pending, strict=True)]
@@ -64,10 +63,10 @@ def write_texts(engine: TorchEngine, prompts: list[list[int]], greedy: bool) -> 
         tokens, _ = coupled_sampling.choose(logits, [greedy] * len(texts), [text.seed for text in texts], places)
         pending = [[token] for token in tokens.tolist()]
         for segment, text, token in zip(segments, texts, pending, strict=True):
-            engine.keep(segment, [])
+            engine.kv.keep(segment, [])
             text.tokens.extend(token)
     for sequence in sequences:
-        engine.close(sequence)
+        engine.kv.close(sequence)
     return texts
 
 
@@ -88,10 +87,10 @@ def target_texts(count: int) -> list[Text]:
 
 def guesses(engine: TorchEngine, text: Text) -> list[int]:
     """The draft's best guess at every position of the text."""
-    sequence = begin_unshared(engine, len(text.prompt) + TOKENS + WALK)
+    sequence = engine.kv.begin_unshared(len(text.prompt) + TOKENS + WALK)
     start = Segment(sequence, text.prompt[:-1], want_logits=False)
     engine.forward([start])
-    engine.keep(start, [])
+    engine.kv.keep(start, [])
     last, found = text.prompt[-1], []
     for at in range(0, TOKENS, WALK):
         nodes = text.tokens[at : at + WALK - 1]
@@ -100,9 +99,9 @@ def guesses(engine: TorchEngine, text: Text) -> list[int]:
         places = [len(text.prompt) + at + row for row in range(len(logits))]
         best, _ = coupled_sampling.rank(logits, [text.greedy] * len(places), [text.seed] * len(places), places, 1)
         found += best[:, 0].tolist()
-        engine.keep(segment, list(range(len(nodes))))
+        engine.kv.keep(segment, list(range(len(nodes))))
         last = text.tokens[at + WALK - 1]
-    engine.close(sequence)
+    engine.kv.close(sequence)
     return found
 
 
@@ -110,10 +109,10 @@ def pass_ms(engines: list[TorchEngine], tokens: int) -> list[float]:
     """CPU of each engine's passes of `tokens` tokens, the median; one pass of each in turn."""
     segments = []
     for engine in engines:
-        sequence = begin_unshared(engine, CONTEXT + tokens)
+        sequence = engine.kv.begin_unshared(CONTEXT + tokens)
         start = Segment(sequence, list(range(1, CONTEXT + 1)))
         engine.forward([start])
-        engine.keep(start, [])
+        engine.kv.keep(start, [])
         nodes = list(range(2, tokens + 1))
         segments.append(Segment(sequence, [1], nodes, list(range(-1, len(nodes) - 1))))
     times: list[list[float]] = [[] for _ in engines]
@@ -123,7 +122,7 @@ def pass_ms(engines: list[TorchEngine], tokens: int) -> list[float]:
             engine.forward([segment])
             taken.append(time.thread_time() - begun)
     for engine, segment in zip(engines, segments, strict=True):
-        engine.close(segment.sequence)
+        engine.kv.close(segment.sequence)
     return [statistics.median(taken) * 1e3 for taken in times]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.prompts import held_out
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
@@ -59,14 +59,14 @@ class Walk:
         self.tokens = [[*prompt] for prompt in prompts]
         self._engine = engine
         self._samplings = samplings
-        self._sequences = [begin_unshared(engine, len(prompt) + room) for prompt in prompts]
+        self._sequences = [engine.kv.begin_unshared(len(prompt) + room) for prompt in prompts]
 
     def __enter__(self) -> Walk:
         return self
 
     def __exit__(self, *_: object) -> None:
         for sequence in self._sequences:
-            self._engine.close(sequence)
+            self._engine.kv.close(sequence)
 
     @torch.inference_mode()
     def round(self, selections: list[Selection]) -> list[AcceptanceResult]:
@@ -84,7 +84,7 @@ class Walk:
                 raise RuntimeError("the target's numbers are broken; use a sound checkpoint.")
             outcomes.append(outcome)
         for segment, chosen, outcome, tokens in zip(segments, selections, outcomes, self.tokens, strict=True):
-            self._engine.keep(segment, list(outcome.path))
+            self._engine.kv.keep(segment, list(outcome.path))
             tokens += [*(chosen.token_ids[node] for node in outcome.path), outcome.next_token]
         return outcomes
 

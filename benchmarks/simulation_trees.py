@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.simulation_texts import LOOKAHEAD, Key, Text
-from drafter_svc.scheduler import DraftRequest
-from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import UNLIMITED, ProposedNode, Proposer
 from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
+from slipstream.proposers.drafting.step import DraftRequest
 from slipstream.speculation.frame import Frame
 
 _LEAST = math.log(1e-4)

@@ -25,6 +25,7 @@ from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.process import tune_runtime
 from verifier_svc.config import VerifierConfig
+from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.verifier import running
 
@@ -58,7 +59,7 @@ async def metered(target: str, draft: str) -> AsyncIterator[tuple[str, Scheduler
     config = VerifierConfig(model=target, listen=ANYWHERE, grace_s=0.0, kv_tokens=1 << (20 if emulated else 16))
     async with running(config) as verifier:
         tune_runtime()  # as `python -m verifier_svc` does
-        meter = Meter(cast(Engine, verifier.engine))
+        meter = Meter(cast(EmbeddedExecutor, verifier.executor).engine)
         gateway = Role(
             "gateway",
             {

@@ -32,14 +32,14 @@ from benchmarks.processes import MODELS
 from benchmarks.prompts import held_out
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
-from drafter_svc.session import DraftPolicy, DraftSession
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.proposers import model_factory
 from slipstream.proposers.base import UNLIMITED, Proposal, Proposer
 from slipstream.proposers.cross_vocabulary import translated, translation
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
@@ -89,16 +89,16 @@ def runs(target: Engine, prompts: Sequence[str], temperature: float, tokens: int
 
 
 def _continued(target: Engine, prompt: list[int], sampling: SamplingParams, count: int) -> Run:
-    sequence = begin_unshared(target, len(prompt) + count)
+    sequence = target.kv.begin_unshared(len(prompt) + count)
     tokens, pending = list(prompt), list(prompt)
     for _ in range(count):
         segment = Segment(sequence, pending)
         output = target.forward([segment]).logits / (sampling.temperature or 1.0)
-        target.keep(segment, [])
+        target.kv.keep(segment, [])
         choice, _ = coupled_sampling.choose(output, [sampling.greedy], [sampling.seed], [len(tokens)])
         pending = choice.tolist()
         tokens += pending
-    target.close(sequence)
+    target.kv.close(sequence)
     return Run(tokens, len(prompt), sampling)
 
 

@@ -23,12 +23,13 @@ from typing import Any
 from benchmarks.records import Row, write
 from drafter_svc import service as drafter_service
 from drafter_svc.metrics_source import DraftStepStats
-from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
+from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
@@ -216,7 +217,7 @@ async def system(world: World) -> AsyncIterator[System]:
         BLOCKS,
     )
     proposer = ModelProposer(draft, width=world.width, proposal_tokens=32)
-    drafting = DraftScheduler(proposer, draft_thread, 512, world.expand, loop.time)  # type: ignore[arg-type]
+    drafting = DraftScheduler(proposer, DraftStepLimits(512, world.expand), loop.time)
     drafting.observer = draft_stats = DraftStepStats()
     bounds = drafter_service.DrafterLimits(proto_conversion.model_to_proto(draft.model), 4096, world.max_nodes)
 
@@ -236,7 +237,8 @@ async def system(world: World) -> AsyncIterator[System]:
     drafter = drafters._link(address.address, [])
     link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, world.delay_s)
     drafter._link = link  # type: ignore[assignment]
-    tasks = [loop.create_task(each.run()) for each in (drafting, verifying, link)]
+    running = drafting.run(draft_thread), verifying.run(), link.run()  # type: ignore[arg-type]
+    tasks = [loop.create_task(each) for each in running]
     try:
         yield System(service, verifying, target, drafting, draft_stats, link, stats, address)
     finally:

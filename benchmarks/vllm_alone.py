@@ -93,8 +93,8 @@ def steps(model: str) -> None:
     ask = executor.core._executor.collective_rpc
     ask(watch)
     build, whole = list[float](), list[float]()
-    kv, core = executor.kv, executor.core
-    kv.schedule = _timed(kv.schedule, build)  # type: ignore[method-assign]
+    sent, core = executor.requests, executor.core
+    sent.schedule = _timed(sent.schedule, build)  # type: ignore[method-assign]
     core.run = _timed(core.run, whole)  # type: ignore[method-assign]
     found: dict[int, list[dict[str, float]]] = defaultdict(list)
     run = executor._run_segments

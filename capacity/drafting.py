@@ -1,4 +1,4 @@
-"""A simulated drafter: one pass after the other over the trees of its sessions, as `drafter_svc.scheduler` does it."""
+"""A simulated drafter: one pass after the other over the trees of its sessions, as `slipstream.proposers.drafting`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from capacity.cost import Cost
 from capacity.guessing import SimulatedGuess, SimulatedTree
+from slipstream.proposers.drafting.step import PASS_NODES, PROMPTS, ROUND
 from verifier_svc.sources.flow_control import AHEAD
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE
@@ -77,10 +78,6 @@ class SimulatedSession:
     def tpot_s(self) -> float:
         """Seconds of each token after the first one; NaN where there is one only."""
         return (self.ended - self.first) / (self.output - 1) if self.output > 1 else math.nan
-
-
-ROUND, PROMPTS, PASS_NODES = 16, 4, 64
-"""See `drafter_svc.scheduler`, which a plan does not import; a test compares them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,12 @@ from itertools import accumulate
 
 from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.proposers.draft_tree import DEEPEST
+from slipstream.proposers.drafting.session import PREPARED, UNSENT_SHARE
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 NOWHERE = -1
 """Rank of a token that is none of the guesses."""
 NEVER = math.inf
-PREPARED, UNSENT_SHARE = 4.0, 8
-"""See `drafter_svc.session`, which a plan does not import; a test compares them."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.metrics_source import DraftStepStats, collect_metrics
-from drafter_svc.scheduler import DraftScheduler
 from drafter_svc.service import DrafterLimits, DrafterService
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_thread import ModelThread
 from slipstream.proposers.base import OpenedProposer, open_proposer
+from slipstream.proposers.drafting.scheduler import DraftScheduler
+from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.proposers.expansion import FEWEST, measured_expansion
 from slipstream.proposers.registry import find_method
 from slipstream.rpc import proto_conversion
@@ -60,7 +61,7 @@ async def running(
         if not config.expand and method.needs_model:
             expand = await thread.run(measured_expansion, opened.proposer)
             log.info("a pass expands %d nodes of a session (DRAFTER_EXPAND)", expand)
-        scheduler = DraftScheduler(opened.proposer, thread, config.step_tokens, expand)
+        scheduler = DraftScheduler(opened.proposer, DraftStepLimits(config.step_tokens, expand))
         scheduler.observer = stats = DraftStepStats()
         model = proto_conversion.model_to_proto(opened.model)
         bounds = DrafterLimits(model, config.max_sessions, config.max_nodes, method.gives_distribution, tracing)
@@ -68,7 +69,7 @@ async def running(
         worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, config.method), service.load)
         server = Server([service.register, worker.register], role_access(certificates))
         async with asyncio.TaskGroup() as tasks:
-            drafting = tasks.create_task(scheduler.run())
+            drafting = tasks.create_task(scheduler.run(thread))
             try:
                 address = await server.start(config.listen, config.health_listen)
                 metrics = collect_metrics(model, scheduler, stats, service.traffic, server, tracing)

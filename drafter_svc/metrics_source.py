@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from drafter_svc.scheduler import DraftRequest, DraftScheduler, DraftStepObserver
+from slipstream.proposers.drafting.scheduler import DraftScheduler, DraftStepObserver
+from slipstream.proposers.drafting.step import DraftRequest
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics

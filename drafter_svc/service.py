@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc
 
-from drafter_svc.scheduler import DraftScheduler, Subscriber
-from drafter_svc.session import DraftPolicy, DraftSession, DraftSessionObserver
 from drafter_svc.tracing import DraftTrace
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
-from slipstream.proposers.draft_tree import ROOT, DraftNode
+from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.drafting.scheduler import DraftScheduler, Subscriber
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.rpc import multiplexed_stream, proto_conversion
 from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_command_count
 from slipstream.telemetry.logs import session_of
@@ -131,9 +131,10 @@ class VerifierStream:
         session = self._session(number, epoch, request)
         if len(self._scheduler) >= self._limits.max_sessions:
             raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
-        session.observer = self._observer(session, request)
+        trace = self._trace(session, request)
+        session.observer = trace or session.observer
         self._sessions[number] = session
-        send, fail = partial(self._send_nodes, session), partial(self._fail_session, session)
+        send, fail = partial(self._send_nodes, session, trace), partial(self._refuse, number, epoch)
         self._scheduler.add_session(Subscriber(session, send, fail))
 
     def _session(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> DraftSession:
@@ -160,10 +161,10 @@ class VerifierStream:
             number=number,
         )
 
-    def _observer(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> DraftSessionObserver:
+    def _trace(self, session: DraftSession, request: drafter_pb2.DraftOpen) -> DraftTrace | None:
         tracing = self._limits.tracing
         trace = None if tracing is None else tracing.join(request.trace)
-        return DraftSessionObserver() if trace is None else DraftTrace(trace, session, request.trace.receiver)
+        return None if trace is None else DraftTrace(trace, session, request.trace.receiver)
 
     def _check(self, request: drafter_pb2.DraftOpen) -> None:
         """Checks everything that needs no copy. Raises FailedPrecondition, InvalidArgument or ResourceExhausted."""
@@ -191,27 +192,26 @@ class VerifierStream:
             raise InvalidArgument("min_path_probability must be a number of at least 0.")
         return DraftPolicy(min(policy.max_nodes, self._limits.max_nodes), policy.min_path_probability)
 
-    def _send_nodes(self, session: DraftSession, nodes: list[DraftNode]) -> None:
-        frame = types_pb2.Candidates(
+    def _send_nodes(self, session: DraftSession, trace: DraftTrace | None, nodes: list[DraftNode]) -> None:
+        frame = session.tree.frame(nodes)
+        candidates = types_pb2.Candidates(
             session=session.number,
             epoch=session.epoch,
-            base_length=session.tree.base_length,
-            generation=session.tree.generation,
-            first_node=nodes[0].number,
-            token_ids=[node.token for node in nodes],
-            confidences=proto_conversion.confidences_to_proto(node.log_prob for node in nodes),
+            base_length=frame.base_length,
+            generation=frame.generation,
+            first_node=frame.first_node,
+            token_ids=frame.token_ids,
+            confidences=proto_conversion.confidences_to_proto(frame.log_probs),
+            mark=None if trace is None else trace.mark(),
         )
-        parents = [node.parent.number if node.parent is not None else ROOT for node in nodes]
-        if any(parent != node.number - 1 for parent, node in zip(parents, nodes, strict=True)):
-            frame.parents.extend(parents)
+        if any(parent != number for number, parent in enumerate(frame.parents, frame.first_node - 1)):
+            candidates.parents.extend(frame.parents)
         for node in nodes:
             if node.distribution is not None:
-                frame.distributions.add(token_ids=node.distribution.token_ids, weights=node.distribution.weights)
-        session.observer.candidates_sent(frame)
-        self._send(frame)
-
-    def _fail_session(self, session: DraftSession, error: SlipstreamError) -> None:
-        self._refuse(session.number, session.epoch, error)
+                candidates.distributions.add(token_ids=node.distribution.token_ids, weights=node.distribution.weights)
+        if trace is not None:
+            trace.candidates_sent(len(nodes), candidates.ByteSize())
+        self._send(candidates)
 
     def _refuse(self, number: int, epoch: int, error: SlipstreamError) -> None:
         session = self._sessions.pop(number, None)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import SpanContext
 
-from drafter_svc.session import DraftSession, DraftSessionObserver
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
+from slipstream.proposers.drafting.session import DraftSession, DraftSessionObserver
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Span, Trace, Value
@@ -73,20 +73,23 @@ class DraftTrace(DraftSessionObserver):
         self._sum: DraftWork | None = None
         self._begin(len(session.tokens))
 
-    def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
+    def step_ended(self, began_s: float, ended_s: float, proposed: int, sent: int) -> None:
         self._round.note(max(began_s, self._since_s), ended_s)
         self._round.passes += 1
-        self._round.drafted += count
+        self._round.drafted += proposed
         self._round.computing_s += ended_s - began_s
 
-    def candidates_sent(self, candidates: types_pb2.Candidates) -> None:
-        """Marks them with the round during which they were drafted, for the verifier's spans."""
+    def mark(self) -> types_pb2.DraftMark:
+        """The round during which candidates that are sent now were drafted, for the verifier's spans."""
         now = self._trace.now()
-        candidates.mark.length = self._round.length
-        candidates.mark.held_us = proto_conversion.microseconds(now - self._since_s)
         self._round.note(now, now)
-        self._round.told += len(candidates.token_ids)
-        self._round.size += candidates.ByteSize()
+        held_us = proto_conversion.microseconds(now - self._since_s)
+        return types_pb2.DraftMark(length=self._round.length, held_us=held_us)
+
+    def candidates_sent(self, count: int, size: int) -> None:
+        """`size`: bytes of their frame."""
+        self._round.told += count
+        self._round.size += size
 
     def tokens_committed(self, token_ids: Sequence[int], *, traced: bool = False) -> None:
         """Ends the round: `token_ids` are what it committed. `traced`: it has spans of its own."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from slipstream.engine.engine import Engine, ModelInfo
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.execution.executor import ExecutorLimits, KVBlocks, ScheduledSequence, StepOutcome
+from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 
 
 class ChainExecutor:
@@ -25,7 +26,7 @@ class ChainExecutor:
         return self._embedded.model
 
     @property
-    def kv(self) -> KVBlocks:
+    def kv(self) -> KVCache:
         return self._embedded.kv
 
     def measure_costs(self, curve: CostCurve, max_tokens: int, limit_s: float) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
 
 
 def greedy(engine: Engine, prompt: list[int], count: int) -> list[int]:
     """The `count` tokens after the prompt."""
-    sequence = begin_unshared(engine, len(prompt) + count)
+    sequence = engine.kv.begin_unshared(len(prompt) + count)
     text, pending = list[int](), prompt
     for _ in range(count):
         segment = Segment(sequence, pending)
         pending = [int(engine.forward([segment]).logits[0].argmax())]
-        engine.keep(segment, [])
+        engine.kv.keep(segment, [])
         text += pending
-    engine.close(sequence)
+    engine.kv.close(sequence)
     return text

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine.engine import begin_unshared
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW
 
@@ -37,7 +36,7 @@ class Pair:
 class Session:
     """What a session should be: its committed tokens, next to what the engine holds of it."""
 
-    sequence: Sequence
+    sequence: KVSequence
     tokens: list[int]
     written: int = 0
     step: Segment = field(init=False)
@@ -51,7 +50,7 @@ class Session:
         return self.step
 
     def keep(self, pair: Pair, path: list[int], bonus: int | None = 5) -> None:
-        pair.engine.keep(self.step, path)
+        pair.engine.kv.keep(self.step, path)
         self.tokens += [self.step.nodes[node] for node in path]
         self.written = self.sequence.length
         if self.step.want_logits and bonus is not None:
@@ -59,7 +58,7 @@ class Session:
 
     def rollback(self, pair: Pair, length: int) -> None:
         """To `length` committed tokens, the last of them pending."""
-        pair.engine.rollback(self.sequence, length - 1)
+        pair.engine.kv.rollback(self.sequence, length - 1)
         self.tokens = self.tokens[:length]
         self.written = length - 1
 
@@ -91,11 +90,11 @@ def prefill(pair: Pair, session: Session) -> None:
     session.keep(pair, [])
 
 
-def fragment(engine: TorchEngine) -> list[Sequence]:
+def fragment(engine: TorchEngine) -> list[KVSequence]:
     """Takes every second block, so that whatever is opened next has no contiguous run."""
-    singles = [begin_unshared(engine, 1) for _ in range(engine.blocks_total)]
+    singles = [engine.kv.begin_unshared(1) for _ in range(engine.kv.blocks_total)]
     for single in singles[::2]:
-        engine.close(single)
+        engine.kv.close(single)
     return singles[1::2]
 
 
@@ -133,14 +132,14 @@ def check_greedy_text(pair: Pair) -> None:
     tokens = prompt(9, 3)
     with torch.inference_mode():
         generated = pair.reference.generate(torch.tensor([tokens]), max_new_tokens=14, do_sample=False)
-    sequence = begin_unshared(pair.engine, 32)
+    sequence = pair.engine.kv.begin_unshared(32)
     pending, text = tokens, list(tokens)
     for _ in range(14):
         segment = Segment(sequence, pending)
         pending = [int(pair.engine.forward([segment]).logits[0].argmax())]
-        pair.engine.keep(segment, [])
+        pair.engine.kv.keep(segment, [])
         text += pending
-    pair.engine.close(sequence)
+    pair.engine.kv.close(sequence)
     assert text == generated[0].tolist()
 
 

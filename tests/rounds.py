@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from unittest import mock
 
-from drafter_svc import scheduler
 from drafter_svc.service import DrafterLimits, Reply, VerifierStream
-from drafter_svc.session import DraftSession as Drafting
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.drafting.scheduler import DraftScheduler
+from slipstream.proposers.drafting.session import DraftSession as Drafting
+from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.proposers.node_choice import siblings
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import noise
@@ -37,10 +37,6 @@ LIMIT = 60
 SEED = 5
 HOPE = -1.0
 """Path log-probability of a candidate that makes it worth while to wait for another one."""
-
-
-NO_THREAD = mock.Mock()
-"""Steps are taken by hand."""
 
 
 def by_node(session: Drafting, context: ProposerContext, index: int) -> int:
@@ -151,7 +147,7 @@ class Run:
             send=lambda reply: None,
         )
         self.session.tree = self._tree()
-        self._loop = scheduler.DraftScheduler(Table(world, chances), NO_THREAD, 512, world.expand)
+        self._loop = DraftScheduler(Table(world, chances), DraftStepLimits(512, world.expand))
         model = types_pb2.ModelInfo(vocabulary_size=len(world.target(())), max_length=LIMIT)
         self._peer = VerifierStream(self._loop, DrafterLimits(model, 4, world.max_nodes))
         self._frames = Mailbox()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.sampler import coupled_sampling, draft_distribution
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.torch_engine import TorchEngine
@@ -18,19 +17,19 @@ from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 
 def steps(engine: TorchEngine) -> list[torch.Tensor]:
     """Logits of a prefill, of trees, and of what comes after an accepted path."""
-    first, second = (Session(begin_unshared(engine, 64), prompt(length, length)) for length in (20, 9))
+    first, second = (Session(engine.kv.begin_unshared(64), prompt(length, length)) for length in (20, 9))
     logits = [engine.forward([first.segment(), second.segment()]).logits]
     for session in (first, second):
-        engine.keep(session.step, [])
+        engine.kv.keep(session.step, [])
         session.tokens.append(5)
         session.written = session.sequence.length
     logits.append(engine.forward([first.segment(parents=TREE), second.segment()]).logits)
-    engine.keep(first.step, [1, 4])
+    engine.kv.keep(first.step, [1, 4])
     first.tokens += [1, 2, 3]
     first.written = first.sequence.length
     logits.append(engine.forward([first.segment()]).logits)
     for session in (first, second):
-        engine.close(session.sequence)
+        engine.kv.close(session.sequence)
     return logits
 
 

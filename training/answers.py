@@ -15,7 +15,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates, begin_unshared
+from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.segment import Segment
 from training.target import MOST_ROWS, Target
 
@@ -76,7 +76,7 @@ def write_answers(
             rows = _side_by_side(output.hidden, settings.layers)
             ended: list[_Open] = []
             for each, token in zip(writing, chosen, strict=True):
-                engine.keep(each.segment, [])
+                engine.kv.keep(each.segment, [])
                 each.states.append(rows[begin : begin + each.segment.tokens].clone())
                 begin += each.segment.tokens
                 each.answer.append(token)
@@ -85,12 +85,12 @@ def write_answers(
                 each.segment = Segment(each.segment.sequence, [token])
             writing = going
             for each in ended:
-                engine.close(each.segment.sequence)
+                engine.kv.close(each.segment.sequence)
             for each in ended:
                 yield TargetAnswer(each.index, each.answer, torch.cat(each.states))
     finally:
         for each in writing:
-            engine.close(each.segment.sequence)
+            engine.kv.close(each.segment.sequence)
 
 
 @torch.inference_mode()
@@ -101,7 +101,7 @@ def answer_speed(target: Target, prompt: int, settings: AnswerSettings) -> float
     at_once, middle = settings.at_once or AT_ONCE[target.device.type], prompt + settings.length // 2
     noise = torch.Generator(target.device).manual_seed(settings.seed)
     token = 7 % target.vocabulary
-    sequences = [begin_unshared(engine, middle + 1) for _ in range(at_once)]
+    sequences = [engine.kv.begin_unshared(middle + 1) for _ in range(at_once)]
 
     def seconds(segments: list[Segment]) -> float:
         began = time.perf_counter()
@@ -120,12 +120,12 @@ def answer_speed(target: Target, prompt: int, settings: AnswerSettings) -> float
             segments = [Segment(each, [token] * middle) for each in sequences[begin : begin + step]]
             engine.forward(segments)
             for segment in segments:
-                engine.keep(segment, [])
+                engine.kv.keep(segment, [])
         writing = [Segment(each, [token]) for each in sequences]
         writing_s = median(seconds(writing) for _ in range(TRIED_PASSES)) / at_once
     finally:
         for each in sequences:
-            engine.close(each)
+            engine.kv.close(each)
     return settings.length / (reading_s + settings.length * writing_s)
 
 
@@ -137,11 +137,11 @@ def _begin(
     fresh = 0
     while waiting and len(writing) < at_once:
         index, prompt = waiting[0]
-        blocks = -(-(len(prompt) + length) // engine.block_size)
-        if writing and (blocks > engine.blocks_free or fresh + len(prompt) > MOST_ROWS):
+        blocks = -(-(len(prompt) + length) // engine.kv.block_size)
+        if writing and (blocks > engine.kv.blocks_free or fresh + len(prompt) > MOST_ROWS):
             return
         waiting.popleft()
-        sequence = begin_unshared(engine, len(prompt) + length)
+        sequence = engine.kv.begin_unshared(len(prompt) + length)
         writing.append(_Open(index, Segment(sequence, list(prompt))))
         fresh += len(prompt)
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
 from training.acceptance import SIZES
 from training.trained_drafter import TrainedDrafter
@@ -57,17 +57,17 @@ def measure_speed(engine: Engine, drafter: TrainedDrafter, device: torch.device)
 @contextmanager
 def passes(engine: Engine, context: int, most: int, chain: int) -> Iterator[Callable[[int], None]]:
     """Passes of one session of `context` tokens, by their candidates: up to `most`, in chains of `chain`."""
-    sequence = begin_unshared(engine, context + 1 + most)
+    sequence = engine.kv.begin_unshared(context + 1 + most)
     prompt = Segment(sequence, [0] * context)
     engine.forward([prompt])
-    engine.keep(prompt, [])
+    engine.kv.keep(prompt, [])
 
     def verify(count: int) -> None:
         parents = [node - 1 if node % chain else -1 for node in range(count)]
         engine.forward([Segment(sequence, [0], [0] * count, parents)]).logits.sum().item()
 
     yield verify
-    engine.close(sequence)
+    engine.kv.close(sequence)
 
 
 def least_seconds(kinds: Sequence[Callable[[], object]], tries: int) -> list[float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
-from slipstream.engine.engine import Engine, HiddenRequest, begin_unshared
+from slipstream.engine.engine import Engine, HiddenRequest
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition
@@ -100,11 +100,11 @@ class Target:
         request, longest = HiddenRequest(tuple(layers)), max(len(row) for row in rows)
         found: dict[int, Tensor] = {}
         for part in _parts([len(row) for row in rows]):
-            segments = [Segment(begin_unshared(self.engine, len(rows[at])), list(rows[at])) for at in part]
+            segments = [Segment(self.engine.kv.begin_unshared(len(rows[at])), list(rows[at])) for at in part]
             hidden = self.engine.forward(segments, request).hidden
             assert hidden is not None
             for each in segments:
-                self.engine.close(each.sequence)
+                self.engine.kv.close(each.sequence)
             for number, states in ((-1, hidden.last), *hidden.layers.items()):
                 if number not in found:
                     found[number] = states.new_zeros(len(rows), longest, states.shape[-1])
@@ -133,9 +133,9 @@ class Target:
     def check_logits(self) -> None:
         """Raises FailedPrecondition for a family whose logits are made of the last state in a way not known here."""
         tokens = [token % self.vocabulary for token in (3, 1, 4, 1, 5)]
-        segment = Segment(begin_unshared(self.engine, len(tokens)), tokens)
+        segment = Segment(self.engine.kv.begin_unshared(len(tokens)), tokens)
         output = self.engine.forward([segment], HiddenRequest())
-        self.engine.close(segment.sequence)
+        self.engine.kv.close(segment.sequence)
         assert output.hidden is not None
         wanted, made = output.logits[0], self.logits(output.hidden.last[-1])
         far = float((made[: len(wanted)] - wanted[: len(made)]).abs().max())

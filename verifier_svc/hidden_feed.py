@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates, begin_unshared
+from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.proposers.base import HiddenNeed, HiddenRows
@@ -103,18 +103,18 @@ class HiddenFeed:
     def check(self, need: HiddenNeed) -> None:
         """Raises FailedPrecondition or InvalidArgument for hidden states that the target does not return. Runs a pass
         on the model's own thread."""
-        sequence = begin_unshared(self._engine, 1)
+        sequence = self._engine.kv.begin_unshared(1)
         try:
             self._engine.forward([Segment(sequence, [0])], HiddenRequest(need.layers))
         finally:
-            self._engine.close(sequence)
+            self._engine.kv.close(sequence)
 
     def write_texts(self, need: HiddenNeed, start: int, count: int, length: int) -> list[WrittenText]:
         """`count` texts of `length` tokens, or as many as have room, that the target samples behind the token `start`,
         at temperature 1. Runs as many passes as a text has tokens, on the model's own thread. Raises like `check`, and
         ResourceExhausted where not even one has room."""
-        count = max(1, min(count, self._engine.blocks_free * self._engine.block_size // (length + 32)))
-        sequences = [begin_unshared(self._engine, length) for _ in range(count)]
+        count = max(1, min(count, self._engine.kv.blocks_free * self._engine.kv.block_size // (length + 32)))
+        sequences = [self._engine.kv.begin_unshared(length) for _ in range(count)]
         tokens, chosen = [[start] for _ in sequences], [list[int]() for _ in sequences]
         passes: list[HiddenStates] = []
         try:
@@ -127,12 +127,12 @@ class HiddenFeed:
                     output.logits.float(), [False] * count, range(count), [position] * count
                 )
                 for row, segment in enumerate(segments):
-                    self._engine.keep(segment, [])
+                    self._engine.kv.keep(segment, [])
                     tokens[row].append(int(drawn[row]))
                     chosen[row].append(int(output.logits[row].argmax()))
         finally:
             for sequence in sequences:
-                self._engine.close(sequence)
+                self._engine.kv.close(sequence)
         return [WrittenText(text[:-1], _row_of(passes, row), chosen[row]) for row, text in enumerate(tokens)]
 
     def subscribe(self, session: Session, need: HiddenNeed) -> HiddenSubscription:

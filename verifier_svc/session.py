@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slipstream.engine.sampler.token_history import TokenHistory
-from slipstream.engine.segment import Sequence
+from slipstream.engine.segment import KVSequence
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.lookahead import LookaheadWindow
 from slipstream.speculation.sampling_params import SamplingParams
@@ -73,7 +73,7 @@ class Session:
     """Number of the session in the order in which this verifier got them."""
     computed: int = 0
     """Leading committed tokens whose KV is in `sequence`."""
-    sequence: Sequence | None = None
+    sequence: KVSequence | None = None
     """None while the session waits for KV (`verifier_svc.scheduling.kv_admission`)."""
     admitted_once: bool = False
     """True from the first time the session got KV."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.engine import Engine
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_thread import ModelThread
 from slipstream.rpc import DRAFTER, proto_conversion
 from slipstream.rpc.channel import dialer
@@ -23,7 +24,7 @@ from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.estimators.cost_measurement import SESSIONS
-from verifier_svc.execution.executor import KVBlocks, StepExecutor
+from verifier_svc.execution.executor import StepExecutor
 from verifier_svc.execution.target import open_target, running_executor
 from verifier_svc.metrics_source import StepStats, metrics_collector
 from verifier_svc.observer import StepObserver
@@ -58,8 +59,7 @@ class VerifierServer:
     server: Server
 
     @property
-    def engine(self) -> KVBlocks:
-        """The KV blocks; the whole engine where that is embedded."""
+    def kv(self) -> KVCache:
         return self.executor.kv
 
 

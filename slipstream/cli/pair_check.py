@@ -19,7 +19,7 @@ import torch
 from slipstream.cli.pair_figures import DEPTH, TEMPERATURES, PairCheck, Round, mean_length, summarise
 from slipstream.cli.pair_findings import check_files, check_models, decide, warn
 from slipstream.client.load.workload import Asked
-from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates, begin_unshared
+from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling, logits_processor
 from slipstream.engine.segment import Segment
@@ -141,7 +141,7 @@ def write_text(
     Raises ResourceExhausted for a text that has no room, Internal for broken numbers.
     """
     text = list(prompt)
-    sequence = begin_unshared(engine, len(prompt) + tokens)
+    sequence = engine.kv.begin_unshared(len(prompt) + tokens)
     request = None if need is None else HiddenRequest(need.layers)
     parts: list[HiddenStates] = []
     try:
@@ -149,7 +149,7 @@ def write_text(
             pending = text[sequence.length : sequence.length + CHUNK]
             segment = Segment(sequence, pending, want_logits=sequence.length + len(pending) == len(text))
             output = engine.forward([segment]) if request is None else engine.forward([segment], request)
-            engine.keep(segment, [])
+            engine.kv.keep(segment, [])
             if output.hidden is not None:
                 parts.append(output.hidden)
             if not segment.want_logits:
@@ -160,7 +160,7 @@ def write_text(
             if text[-1] in engine.model.eos_token_ids or text[-1] < 0:
                 break
     finally:
-        engine.close(sequence)
+        engine.kv.close(sequence)
     return text, HiddenStates.join(parts) if parts else None
 
 

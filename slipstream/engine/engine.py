@@ -1,25 +1,20 @@
 """The engine's interface: what drafters and verifiers ask of a model, and what a forward pass returns.
 
-`TorchEngine` runs a model, `EmulatedEngine` only takes its time. The life of a step; the forward pass belongs to the
-model's own thread, everything else is bookkeeping and may run on any thread while no pass runs:
-
-    engine.grow(sequence, tokens)           # KV for what the step writes
-    output = engine.forward(segments)       # rows for pending tokens and candidate nodes, nothing committed yet
-    for segment, path in ...:
-        engine.keep(segment, path)          # the accepted nodes become part of the sequence, the others vanish
+`TorchEngine` runs a model, `EmulatedEngine` only takes its time. The forward pass belongs to the model's own thread;
+`slipstream.engine.kvcache.kv_cache` shows the life of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import Segment
 from slipstream.errors import Unavailable
 
 
@@ -76,75 +71,14 @@ class Engine(Protocol):
     model: ModelInfo
     batch_invariant: bool
     """`slipstream.engine.attention.plan.AttentionPlan`; may be set."""
-
-    @property
-    def block_size(self) -> int: ...
-
-    @property
-    def blocks_total(self) -> int: ...
-
-    @property
-    def blocks_free(self) -> int: ...
-
-    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence:
-        """A sequence that starts with as much of `token_ids` as the cache holds under this salt: whole blocks, never
-        the last token. It reserves nothing; `grow` does. With the salt None it shares nothing, now or later."""
-        ...
-
-    def missing(self, sequence: Sequence, count: int) -> int:
-        """Free blocks that it takes to write `count` more tokens."""
-        ...
-
-    def grow(self, sequence: Sequence, count: int) -> None:
-        """Reserves room to write `count` more tokens. Raises ResourceExhausted, changing nothing, when too few blocks
-        are free."""
-        ...
+    kv: KVCache
 
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
-        """One packed pass; the logits are fp32. Lengths do not advance; call `keep` for each segment to go on. The
-        next forward of a segment that is not kept writes over its rows. Without a request no hidden state is kept.
+        """One packed pass; the logits are fp32. Lengths do not advance; call `KVCache.keep` for each segment to go on.
+        The next forward of a segment that is not kept writes over its rows. Without a request no hidden state is kept.
 
         Raises InvalidArgument for a malformed segment or a layer that does not exist, FailedPrecondition for hidden
         states of an engine that has none, OutOfRange beyond the reserved capacity or, for committed tokens, the model's
         maximum length. Nodes beyond that length get rows that mean nothing. An error leaves every sequence as it was.
         """
         ...
-
-    def keep(self, segment: Segment, path: list[int]) -> None:
-        """Commits the pending tokens and the nodes of `path` (indices into nodes, root first) of the last forward.
-
-        Raises InvalidArgument if the path is not one of the tree's, FailedPrecondition without a forward before.
-        """
-        ...
-
-    def owned(self, sequence: Sequence) -> int:
-        """The least number of blocks that closing the sequence would free."""
-        ...
-
-    def disown(self, sequence: Sequence) -> None:
-        """Takes the sequence's blocks, whose contents are broken, out of the prefix cache."""
-        ...
-
-    def rollback(self, sequence: Sequence, length: int) -> None:
-        """Drops all slots from `length` on; a sequence that began gives its blocks behind back, so it must grow again.
-        Raises OutOfRange for a length the sequence does not have."""
-        ...
-
-    def close(self, sequence: Sequence) -> None:
-        """Gives the blocks back; closing twice is harmless."""
-        ...
-
-
-class KVRoom(Protocol):
-    """The part of an engine that sequences grow in."""
-
-    def begin(self, token_ids: Tokens[int], salt: str | None) -> Sequence: ...
-
-    def grow(self, sequence: Sequence, count: int) -> None: ...
-
-
-def begin_unshared(engine: KVRoom, capacity: int) -> Sequence:
-    """A sequence that shares nothing, with room for `capacity` tokens: for measurements. Raises ResourceExhausted."""
-    sequence = engine.begin((), None)
-    engine.grow(sequence, capacity)
-    return sequence

@@ -10,7 +10,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class KVSequence:
     """Rows 0 .. length-1 hold committed tokens; `ahead` rows after them hold the last forward's, until `keep`."""
 
     blocks: list[int]
@@ -70,7 +70,7 @@ class Sequence:
 class Segment:
     """A session's pending tokens, and a candidate tree rooted at the last of them."""
 
-    sequence: Sequence
+    sequence: KVSequence
     pending: list[int]
     """Committed tokens without KV yet, at positions sequence.length and up; never empty."""
     nodes: list[int] = field(default_factory=list)

@@ -11,27 +11,37 @@ from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 
 
-class TorchEngine(PagedSequences):
-    """With KV for `tokens` tokens. Use it on one thread only."""
+class TorchEngine:
+    """A checkpoint with KV for `tokens` tokens. Use it on one thread only."""
 
     def __init__(self, checkpoint: Checkpoint, tokens: int, block_size: int = 32) -> None:
         """Raises ResourceExhausted when not even one block fits."""
-        super().__init__(checkpoint.layers, checkpoint.info.max_length, checkpoint.device, tokens, block_size)
+        length = checkpoint.info.max_length
         self.model = checkpoint.info
+        self._sequences = PagedSequences(checkpoint.layers, length, checkpoint.device, tokens, block_size)
+        self.kv = self._sequences.kv
         self._checkpoint = checkpoint
-        checkpoint.forward.reserve(min(checkpoint.info.max_length, self.rows))
+        checkpoint.forward.reserve(min(length, self._sequences.rows))
+
+    @property
+    def batch_invariant(self) -> bool:
+        return self._sequences.batch_invariant
+
+    @batch_invariant.setter
+    def batch_invariant(self, value: bool) -> None:
+        self._sequences.batch_invariant = value
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
-        self._check_step(segments)
+        self.kv.check_step(segments)
         self._check_tokens(segments)
         if self.batch_invariant and any(segment.held for segment in segments):
             raise InvalidArgument("a batch-invariant engine computes all rows of a tree in one pass")
         layers = len(self._checkpoint.layers)
         if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
             raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")
-        output = self._checkpoint.forward(self.plan(segments), hidden)
-        self.computed(segments)
+        output = self._checkpoint.forward(self._sequences.plan(segments), hidden)
+        self._sequences.computed(segments)
         return ModelOutput(output.logits.float(), output.hidden)
 
     def _check_tokens(self, segments: list[Segment]) -> None:

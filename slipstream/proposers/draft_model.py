@@ -109,7 +109,7 @@ class ModelProposer:
             if draft.levels > 1 and isinstance(answer, Proposal):
                 answers[draft.index] = replace(answer, levels=draft.levels)
             if len(draft.segment.pending) > 1 or not draft.segment.want_logits:  # else the next call computes it again
-                self._engine.keep(draft.segment, [])
+                self._engine.kv.keep(draft.segment, [])
         return answers
 
     def close_sequence(self, handle: Hashable) -> None:

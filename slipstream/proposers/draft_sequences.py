@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.segment import Sequence
+from slipstream.engine.segment import KVSequence
 from slipstream.errors import ResourceExhausted
 from slipstream.tokenizer.vocabulary import common_prefix
 
@@ -22,7 +22,7 @@ fits, compute each other's prompt again and again."""
 
 @dataclass(slots=True)
 class _HeldSequence:
-    sequence: Sequence
+    sequence: KVSequence
     tokens: list[int]
     """The list whose beginning the rows hold."""
     step: int
@@ -36,7 +36,7 @@ class DraftSequences:
         """The engine is the proposer's own: its rows are not batch-invariant from now on. A guess may differ from pass
         to pass, and a deeper level computes its new rows alone, which a batch-invariant engine refuses."""
         engine.batch_invariant = False
-        self._engine = engine
+        self._kv = engine.kv
         self._held: dict[Hashable, _HeldSequence] = {}
         """Least recently used first."""
         self._step = 0
@@ -44,7 +44,7 @@ class DraftSequences:
     def begin_step(self) -> None:
         self._step += 1
 
-    def hold(self, handle: Hashable, tokens: list[int], length: int, cache_salt: str) -> Sequence:
+    def hold(self, handle: Hashable, tokens: list[int], length: int, cache_salt: str) -> KVSequence:
         """The handle's sequence, whose rows hold a beginning of `tokens[:length]` without the last of them: that is
         computed together with the candidates below it.
 
@@ -52,7 +52,7 @@ class DraftSequences:
         """
         held = self._held.pop(handle, None)
         if held is None:
-            held = _HeldSequence(self._engine.begin(tokens[:length], cache_salt), tokens, self._step)
+            held = _HeldSequence(self._kv.begin(tokens[:length], cache_salt), tokens, self._step)
         self._held[handle] = held
         held.step = self._step
         sequence = held.sequence
@@ -63,42 +63,42 @@ class DraftSequences:
         self.roll_back(sequence, kept)
         return sequence
 
-    def grow(self, sequence: Sequence, count: int) -> bool:
+    def grow(self, sequence: KVSequence, count: int) -> bool:
         """Makes room to write `count` more tokens; False where there is none now.
 
         Raises ResourceExhausted when even an empty cache could not hold them.
         """
-        blocks = -(-(sequence.length + count) // self._engine.block_size)
-        if blocks > self._engine.blocks_total:
+        blocks = -(-(sequence.length + count) // self._kv.block_size)
+        if blocks > self._kv.blocks_total:
             raise ResourceExhausted(
-                f"the session needs {blocks} KV blocks, here are {self._engine.blocks_total}; decode without it.",
+                f"the session needs {blocks} KV blocks, here are {self._kv.blocks_total}; decode without it.",
                 reason="KV_EXHAUSTED",
             )
-        missing = self._engine.missing(sequence, count)
-        if missing > self._engine.blocks_free and not self._close_idle(missing):
+        missing = self._kv.missing(sequence, count)
+        if missing > self._kv.blocks_free and not self._close_idle(missing):
             return False
-        self._engine.grow(sequence, count)
+        self._kv.grow(sequence, count)
         return True
 
-    def roll_back(self, sequence: Sequence, length: int) -> None:
+    def roll_back(self, sequence: KVSequence, length: int) -> None:
         """Keeps the first `length` tokens; what a step wrote beyond them is written over."""
         if length < sequence.length:
-            self._engine.rollback(sequence, length)
+            self._kv.rollback(sequence, length)
 
     def close_sequence(self, handle: Hashable) -> None:
         held = self._held.pop(handle, None)
         if held is not None:
-            self._engine.close(held.sequence)
+            self._kv.close(held.sequence)
 
     def _close_idle(self, blocks: int) -> bool:
         """Closes idle sequences, the idlest first, until so many blocks are free. False, closing none, where all of
         them would not free enough."""
         idle = [handle for handle, held in self._held.items() if self._step - held.step >= IDLE_STEPS]
-        owned = sum(self._engine.owned(self._held[handle].sequence) for handle in idle)
-        if self._engine.blocks_free + owned < blocks:
+        owned = sum(self._kv.owned(self._held[handle].sequence) for handle in idle)
+        if self._kv.blocks_free + owned < blocks:
             return False
         for handle in idle:
-            if self._engine.blocks_free >= blocks:
+            if self._kv.blocks_free >= blocks:
                 break
             self.close_sequence(handle)
         return True

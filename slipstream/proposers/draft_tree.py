@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from slipstream.proposers.base import DeeperLevels
 from slipstream.speculation import noise
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.speculation.frame import TreeLimits
+from slipstream.speculation.frame import Frame, TreeLimits
 from slipstream.speculation.noise import Purpose
 
 if TYPE_CHECKING:
@@ -191,6 +191,21 @@ class DraftTree:
         """The nodes marked as sent since the last call, in order of their numbers."""
         sent, self._newly_sent = self._newly_sent, []
         return sent
+
+    def frame(self, nodes: Sequence[DraftNode], source: int = 0) -> Frame:
+        """The frame of these nodes, which were marked as sent one after the other. One of no nodes says that what was
+        sent before is no candidate any more, if a generation began since."""
+        distributions = tuple(node.distribution for node in nodes)
+        return Frame(
+            base_length=self.base_length,
+            generation=self.generation,
+            first_node=nodes[0].number if nodes else 1,
+            token_ids=tuple(node.token for node in nodes),
+            log_probs=tuple(node.log_prob for node in nodes),
+            parents=tuple(node.parent.number if node.parent is not None else ROOT for node in nodes),
+            distributions=distributions if any(distributions) else (),
+            source=source,
+        )
 
     def commit(self, token_ids: Sequence[int]) -> bool:
         """Moves the root along committed tokens. False when they left the sent nodes, so that a generation begins."""

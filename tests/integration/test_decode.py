@@ -62,7 +62,7 @@ async def test_sessions_join_and_leave_between_steps() -> None:
             decoded = await asyncio.gather(*runs)
         for index, prompt in enumerate(prompts):
             assert decoded[index].token_ids == await plain(prompt, 10 + index)
-        assert server.engine.blocks_free == server.engine.blocks_total
+        assert server.kv.blocks_free == server.kv.blocks_total
 
 
 async def test_a_session_that_waited_for_hours_goes_on() -> None:

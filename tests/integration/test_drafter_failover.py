@@ -262,7 +262,7 @@ class StuckEngine(EmulatedEngine):
 def engine_of(kind: type[EmulatedEngine]) -> Any:
     plain = open_engine(DRAFT, kv_tokens=KV)
     assert isinstance(plain, EmulatedEngine)
-    return kind(plain._emulated, plain._cost, plain._pool)
+    return kind(plain._emulated, plain._cost, plain.kv._pool)
 
 
 async def test_a_draft_model_of_broken_numbers_is_left_for_another(place: Place) -> None:

@@ -67,6 +67,6 @@ async def test_faults_of_an_emulated_model_are_survived() -> None:
         assert served.token_ids == emulated_text([1, 2, 3], 100)
     with pytest.raises(RuntimeError, match="was to fail"):
         for _ in range(4):
-            sequence = engine.begin([1], "")
-            engine.grow(sequence, 1)
+            sequence = engine.kv.begin([1], "")
+            engine.kv.grow(sequence, 1)
             engine.forward([Segment(sequence, [1])])

@@ -18,6 +18,7 @@ import torch
 from slipstream.engine.engine import Engine, EngineLost
 from slipstream.engine.factory import open_engine
 from slipstream.engine.kernels.attention import PagedAttention, States, StepParts
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.store import KVStore
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import DEVICE_MEMORY, SESSION_FAULT, STEP_FAILED, InvalidArgument
@@ -78,7 +79,7 @@ class Faults:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         execute, forward = EmbeddedExecutor.execute, TorchEngine.forward
-        judge, keep, write, attend = embedded.judge, TorchEngine.keep, KVStore.write, PagedAttention.__call__
+        judge, keep, write, attend = embedded.judge, KVCache.keep, KVStore.write, PagedAttention.__call__
 
         def executed(executor: EmbeddedExecutor, step: list[ScheduledSequence]) -> list[StepOutcome]:
             self.passes += 1
@@ -104,8 +105,8 @@ class Faults:
             self.strike("judging")
             return results
 
-        def kept(engine: TorchEngine, *asked: Any) -> None:
-            keep(engine, *asked)
+        def kept(cache: KVCache, *asked: Any) -> None:
+            keep(cache, *asked)
             self.strike("keeping", call=2)
 
         patch.setattr(EmbeddedExecutor, "execute", executed)
@@ -115,7 +116,7 @@ class Faults:
             patch.setattr(KVStore, "attention_of_all", lambda store, layers: None)
         patch.setattr(TorchEngine, "forward", forwarded)
         patch.setattr(embedded, "judge", judged)
-        patch.setattr(TorchEngine, "keep", kept)
+        patch.setattr(KVCache, "keep", kept)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ async def decode_all(target: Engine) -> list[Decoded]:
     async with served(target) as client:
         decoded = [await opened(client, number) for number in range(len(SESSIONS))]
         await until(lambda: all(each.done.is_set() for each in decoded))
-    assert target.blocks_free == target.blocks_total
+    assert target.kv.blocks_free == target.kv.blocks_total
     return decoded
 
 

@@ -195,7 +195,7 @@ async def test_the_second_session_of_a_prompt_takes_the_drafts_rows_of_the_first
     async with verifier(engine, **options_of(target, entry)) as server, gateway(server.address) as client:
         for _ in range(2):
             await client.decode(PROMPTS[0], tokens=8, drafters=address_of(entry))
-        proposer: Any = next(iter(server.service.sources._local.values()))._proposer  # type: ignore[attr-defined]
+        proposer: Any = next(iter(server.service.sources._local.values()))._drafting._proposer  # type: ignore[attr-defined]
         await until(lambda: len(proposer._reader.caches._ended) == 2)
         assert {each.start for each in proposer._reader.caches._ended.values()} == {0}
 

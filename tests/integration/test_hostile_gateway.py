@@ -180,7 +180,7 @@ async def test_a_hostile_gateway_changes_no_token_of_another_ones_sessions(name:
             assert enemy.broken in (None, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
         await until(lambda: not server.service.by_id)
         assert (await honest.decode([9, 9], tokens=30)).token_ids == emulated_text([9, 9], 30)
-        await until(lambda: engine.blocks_free == engine.blocks_total and not len(server.scheduler))
+        await until(lambda: engine.kv.blocks_free == engine.kv.blocks_total and not len(server.scheduler))
 
 
 class Door:

@@ -14,13 +14,14 @@ from drafter_svc.drafter import running as drafter_running
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.proposers.base import ROOT, Proposal, ProposedNode, ProposerContext
+from slipstream.proposers.drafting.session import DraftSession
 from slipstream.proposers.lookup import LookupProposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
 from tests.fleet import Decoded, Gateway, emulated_text, gateway, until, verifier
 from tests.heads import random_heads, save_heads
 from verifier_svc.config import VerifierConfig
-from verifier_svc.sources.local import LocalSession, LocalSource
+from verifier_svc.sources.local import LocalSource
 from verifier_svc.verifier import running as verifier_running
 
 NGRAM, MODEL, MEDUSA = "verifier:ngram", "verifier:model", "verifier:medusa"
@@ -182,14 +183,14 @@ async def test_a_local_drafter_that_proposes_no_token_loses_its_session(monkeypa
 async def test_a_draft_model_expands_as_many_nodes_a_pass_as_timing_said(
     nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expanded, context_of = list[int](), LocalSession.context
+    expanded, context_of = list[int](), DraftSession.context
 
-    def context(self: LocalSession, nodes: Any, expand: Any, *rest: Any) -> ProposerContext:
+    def context(self: DraftSession, nodes: Any, expand: Any, *rest: Any) -> ProposerContext:
         expanded.append(len(expand))
         return context_of(self, nodes, expand, *rest)
 
     monkeypatch.setattr("verifier_svc.sources.local_drafters.measured_expansion", lambda proposer: nodes)
-    monkeypatch.setattr(LocalSession, "context", context)
+    monkeypatch.setattr(DraftSession, "context", context)
     async with shipped_verifier(f"model={shipped_model('draft')}") as client:
         await client.decode(prompt(), tokens=TOKENS, max_draft_tokens=32, drafters=[MODEL])
     assert max(expanded) == nodes
@@ -202,8 +203,10 @@ async def test_what_a_session_held_is_released_with_it() -> None:
                 decoded = await client.decode([7, 8, 9] * 4, tokens=30, drafters=[NGRAM, MODEL])
                 assert decoded.token_ids == emulated_text([7, 8, 9] * 4, 30)
         sources = [source for source in server.service.sources._local.values() if isinstance(source, LocalSource)]
-        await until(lambda: not any(source._sessions or source._closing or source._pending for source in sources))
-        lookup = sources[0]._proposer
+        loops = [source._drafting for source in sources]
+        await until(lambda: not any(source._sessions for source in sources))
+        await until(lambda: not any(len(loop) or loop._closing or loop._pending for loop in loops))
+        lookup = loops[0]._proposer
         assert isinstance(lookup, LookupProposer) and not lookup._readers
 
 

@@ -111,7 +111,7 @@ def test_many_times_the_room_is_asked_for_and_all_texts_are_right(blocks: int) -
                 assert len(client.output) == client.length - len(client.prompt) and right(client)
             memory = running.scheduler.kv_admission
             assert memory.preemptions > 0 and memory.waiting == 0
-            assert running.engine.blocks_free == blocks
+            assert running.engine.kv.blocks_free == blocks
             gateway.leave()
 
     run(main())
@@ -229,7 +229,7 @@ def test_sessions_with_cancels_and_faults_leave_every_block_free(sessions: int) 
             await storm.blow(sessions)
             await storm.end()
             memory = running.scheduler.kv_admission
-            assert memory.waiting == 0 and running.engine.blocks_free == blocks
+            assert memory.waiting == 0 and running.engine.kv.blocks_free == blocks
             assert storm.faults > 0 and memory.preemptions > 0
             assert memory.prefix_tokens_found > memory.prefix_tokens_sought // 10
             return [client for gateway in storm.gateways for client in gateway.clients.values()]

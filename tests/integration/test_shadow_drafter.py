@@ -23,10 +23,11 @@ from benchmarks.virtual import (
     system,
 )
 from drafter_svc import service as drafter_service
-from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
+from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
@@ -91,14 +92,14 @@ async def honest(running: System, drafter: DrafterLink, acceptance: float) -> as
     model = EmulatedModel(vocabulary_size=512, acceptance=acceptance, fanout=WORLD.fanout)
     draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
     proposer = ModelProposer(draft, width=4, proposal_tokens=32)
-    drafting = DraftScheduler(proposer, thread, 512, 4, asyncio.get_running_loop().time)  # type: ignore[arg-type]
+    drafting = DraftScheduler(proposer, DraftStepLimits(512, 4), asyncio.get_running_loop().time)
     bounds = drafter_service.DrafterLimits(proto_conversion.model_to_proto(draft.model), 4096, 64)
     link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, 0.001)
     drafter._link = link  # type: ignore[assignment]
 
     async def both() -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(drafting.run())
+            tasks.create_task(drafting.run(thread))  # type: ignore[arg-type]
             tasks.create_task(link.run())
 
     return asyncio.create_task(both())

@@ -18,7 +18,6 @@ from benchmarks.translation import agreement, permuted, runs
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from drafter_svc.drafter import running as drafter_running
-from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.cli.serve import check_fit
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.factory import open_engine
@@ -28,6 +27,7 @@ from slipstream.proposers.cross_vocabulary.spelling import Spelling
 from slipstream.proposers.cross_vocabulary.translated import TranslatedProposer
 from slipstream.proposers.cross_vocabulary.translation import Translation
 from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
@@ -248,7 +248,7 @@ def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
     for session in sessions:
         proposer.close_sequence(session)
         proposer.close_sequence(session)
-    assert engine.blocks_free == engine.blocks_total
+    assert engine.kv.blocks_free == engine.kv.blocks_total
 
 
 def test_a_session_that_the_draft_model_cannot_hold_is_refused_and_its_neighbour_served(tiny: Path) -> None:

@@ -57,7 +57,7 @@ async def code(decoded: Decoded) -> grpc.StatusCode | None:
 
 
 def free(server: VerifierServer) -> Callable[[], bool]:
-    return lambda: server.engine.blocks_free == server.engine.blocks_total and not len(server.scheduler)
+    return lambda: server.kv.blocks_free == server.kv.blocks_total and not len(server.scheduler)
 
 
 # Ends.
@@ -86,7 +86,7 @@ async def test_closing_mid_flight_frees_the_memory_and_the_number(
 ) -> None:
     number, decoded = await client.open(PROMPT, tokens=5000, drafters=[guesses])
     await until(lambda: len(decoded.rounds) > 3)
-    assert server.engine.blocks_free < server.engine.blocks_total
+    assert server.kv.blocks_free < server.kv.blocks_total
     await client.command(number, close=CLOSE)
     assert (await ended(decoded)).reason == verifier_pb2.FINISH_REASON_CANCELLED
     await until(free(server))

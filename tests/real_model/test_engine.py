@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
@@ -76,10 +76,10 @@ def test_logprobs_are_within_a_thousandth_of_the_library_s(
     (tokens,) = encoded(smollm2, [prompt])
     with torch.inference_mode():
         expected = library(torch.tensor([tokens]), use_cache=False).logits[0, :-1].double().log_softmax(-1)
-    sequence = begin_unshared(engine, len(tokens))
+    sequence = engine.kv.begin_unshared(len(tokens))
     chain = tokens[1:]
     rows = engine.forward([Segment(sequence, tokens[:1], chain, list(range(-1, len(chain) - 1)))]).logits[:-1]
-    engine.close(sequence)
+    engine.kv.close(sequence)
     found = logprobs(rows, torch.tensor(chain), torch.full((len(chain),), 5).numpy()).tokens()
     for row, token, one in zip(expected, chain, found, strict=True):
         assert one.logprob == pytest.approx(float(row[token]), abs=1e-3)

@@ -21,8 +21,8 @@ from gateway.sessions.run import SessionRun
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion
-from slipstream.engine.kvcache.manager import KVCacheManager
-from slipstream.engine.segment import Sequence
+from slipstream.engine.kvcache.kv_cache import KVCache
+from slipstream.engine.segment import KVSequence
 from slipstream.errors import Internal
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.simulation import parties
@@ -78,7 +78,7 @@ def _give_up(self: FaultIsolation, step: list[ScheduledSequence], *, failed: boo
     return [Internal("the step failed") for _ in step]
 
 
-def _keep_all(self: KVCacheManager, sequence: Sequence, length: int) -> None:
+def _keep_all(self: KVCache, sequence: KVSequence, length: int) -> None:
     """Does not roll back."""
 
 
@@ -116,7 +116,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "what was shown is written before a takeover": [_without(SessionOwnership, "flush_writes", _nothing)],
     "a gateway that ends writes what is left": [_without(parties, "flush", _nothing)],
     "a failed step is run again in parts": [_without(FaultIsolation, "_run_apart", _give_up)],
-    "what a failed pass kept is rolled back": [_without(KVCacheManager, "rollback", _keep_all)],
+    "what a failed pass kept is rolled back": [_without(KVCache, "rollback", _keep_all)],
     "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
     "a text goes on with its own arithmetic": [_without(SessionRun, "_may_mix", True)],
     "a new owner reads the arithmetic": [_without(run, "wanted", lambda spans: "")],

@@ -24,6 +24,7 @@ class FaultyEngine(ChainedEngine):
     def __init__(self, chance: random.Random, poisons: Mapping[int, int], *parts: Any) -> None:
         """`poisons`: by a text's first token, the length from which every pass with it fails."""
         super().__init__(*parts)
+        self._kept, self.kv.keep = self.kv.keep, self._keep  # type: ignore[method-assign]
         self._chance = chance
         self._poisons = poisons
         self.failing = 0
@@ -56,12 +57,12 @@ class FaultyEngine(ChainedEngine):
             self.refused = error
             raise
 
-    def keep(self, segment: Segment, path: list[int]) -> None:
+    def _keep(self, segment: Segment, path: list[int]) -> None:
         if self._keeps is not None:
             if not self._keeps:
                 raise self._error()
             self._keeps -= 1
-        super().keep(segment, path)
+        self._kept(segment, path)
 
     def _poisoned(self, segment: Segment) -> bool:
         from_length = self._poisons.get(first_token(segment))

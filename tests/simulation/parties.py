@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.virtual import VirtualThread, _curve
 from drafter_svc import service as drafter_service
-from drafter_svc.scheduler import DraftScheduler as DraftScheduler
 from gateway import configured_workers as gateway_workers
 from gateway.api.grpc_service import GatewayService
 from gateway.config import GatewayConfig
@@ -26,6 +25,8 @@ from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import EngineLost
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.errors import Unavailable
+from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
+from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter
@@ -160,20 +161,14 @@ def drafter(network: Network, name: str) -> DrafterParty:
 
 def _drafter(network: Network, party: Party) -> DrafterParty:
     thread = VirtualThread()
-    scheduler = DraftScheduler(
-        Recall(DRAFT_S, thread.sleep),
-        thread,  # type: ignore[arg-type]
-        64,
-        4,
-        network.loop.time,
-    )
+    scheduler = DraftScheduler(Recall(DRAFT_S, thread.sleep), DraftStepLimits(64, 4), network.loop.time)
     model = proto_conversion.model_to_proto(drafted_target().model)
     service = drafter_service.DrafterService(
         scheduler, drafter_service.DrafterLimits(model, 64, 64, gives_distribution=False)
     )
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "model", _started(network)), service.load)
     host = Host(network, party, party.name, [service.register, worker.register])
-    party.spawn(scheduler.run())
+    party.spawn(scheduler.run(thread))  # type: ignore[arg-type]
     return DrafterParty(party, lambda: worker.drain(host, GRACE_S), scheduler)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from drafter_svc.scheduler import DraftScheduler
 from gateway.routing.drafters import DrafterWorker
 from gateway.routing.verifiers import VerifierWorker
 from gateway.routing.worker_watch import WorkerWatch
@@ -16,6 +15,7 @@ from gateway.sessions.registry import SessionRegistry
 from gateway.store.session_store import unpack_tokens
 from gateway.store.write_behind import WriteBehindQueue
 from slipstream.client.completion import Completion, Event
+from slipstream.proposers.drafting.scheduler import DraftScheduler
 from slipstream.rpc.multiplexed_stream import MultiplexedStream, SendQueue
 from slipstream.speculation.frame import TreeLimits
 from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
@@ -149,7 +149,7 @@ def look(world: World, errors: Errors) -> None:
 
 
 def _look_at_verifier(verifier: VerifierParty, texts: dict[int, Text]) -> None:
-    pool, limits = verifier.engine._pool, TreeLimits()
+    pool, limits = verifier.engine.kv._pool, TreeLimits()
     used = int((pool._counts > 0).sum())
     demand(verifier.engine.refused is None, f"a step was refused: {verifier.engine.refused}")
     demand(pool.free + used == pool.total, f"{pool.free} KV blocks free and {used} in use of {pool.total}")
@@ -184,8 +184,8 @@ def unrest(world: World) -> str:
     for verifier in verifiers:
         name, engine = verifier.party.name, verifier.engine
         left += [f"{name} has {len(verifier.scheduler)} sessions"] * bool(len(verifier.scheduler))
-        left += [f"{name} has {engine.blocks_total - engine.blocks_free} KV blocks in use"] * (
-            engine.blocks_free < engine.blocks_total
+        left += [f"{name} has {engine.kv.blocks_total - engine.kv.blocks_free} KV blocks in use"] * (
+            engine.kv.blocks_free < engine.kv.blocks_total
         )
         left += [f"{name} remembers sessions"] * bool(verifier.service.by_id)
     for drafter in drafters:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import transformers
 
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
-from slipstream.engine.segment import Sequence
+from slipstream.engine.segment import KVSequence
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import save_checkpoint
 from tests.packed import Pair, Session, fragment, prompt
@@ -36,18 +35,18 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(params=[False, True], ids=["contiguous", "fragmented"])
 def opened(request: pytest.FixtureRequest, pairs: Any) -> Iterator[Any]:
     """Opens sessions in a fresh or a fragmented pool and closes them after the test."""
-    used: list[tuple[TorchEngine, Sequence]] = []
+    used: list[tuple[TorchEngine, KVSequence]] = []
 
     def build(pair: Pair, lengths: list[int]) -> list[Session]:
         if request.param:
             used.extend((pair.engine, single) for single in fragment(pair.engine))
-        sessions = [Session(begin_unshared(pair.engine, 64), prompt(length, length)) for length in lengths]
+        sessions = [Session(pair.engine.kv.begin_unshared(64), prompt(length, length)) for length in lengths]
         assert all((session.sequence.rows is not None) == request.param for session in sessions)
         used.extend((pair.engine, session.sequence) for session in sessions)
         return sessions
 
     yield build
     for engine, sequence in used:
-        engine.close(sequence)
-        assert engine.blocks_free <= engine.blocks_total
-    assert all(engine.blocks_free == engine.blocks_total for engine, _ in used)
+        engine.kv.close(sequence)
+        assert engine.kv.blocks_free <= engine.kv.blocks_total
+    assert all(engine.kv.blocks_free == engine.kv.blocks_total for engine, _ in used)

@@ -179,7 +179,8 @@ def test_a_step_that_failed_may_run_again(
     running = Decoding(executor, guesses(texts(expected), 0.8))
     for case in CASES[:4]:
         running.open(case)
-    schedule = executor.kv.schedule
+    requests = executor.requests
+    schedule = requests.schedule
 
     def failing(step: list[RequestStep]) -> Any:
         output = schedule(step)
@@ -191,7 +192,7 @@ def test_a_step_that_failed_may_run_again(
     def wrong_masks(*args: Any) -> StepMasks:
         return StepMasks(["nobody"], *np.zeros((2, 1), np.int64), np.zeros((1, 512), np.uint8))
 
-    broken = (executor, "_masks", wrong_masks) if where == "in the sampler" else (executor.kv, "schedule", failing)
+    broken = (executor, "_masks", wrong_masks) if where == "in the sampler" else (requests, "schedule", failing)
     for number in range(20):
         if number in (0, 3, 8):
             with monkeypatch.context() as patch, pytest.raises(RuntimeError):
@@ -248,14 +249,13 @@ def test_a_worker_that_hangs_is_given_up(executor: Any, expected: dict[Case, Dec
 
 def _places(embedded: Any, case: Case, output: list[int], chance: np.random.Generator) -> list[float]:
     """Randomised probability integral transform (Smith 1985) of each token, by one pass of the embedded engine."""
-    from slipstream.engine.engine import begin_unshared
     from slipstream.engine.segment import Segment
 
-    engine = embedded.kv
-    sequence = begin_unshared(engine, len(case.prompt) + len(output))
+    engine = embedded.engine
+    sequence = engine.kv.begin_unshared(len(case.prompt) + len(output))
     segment = Segment(sequence, list(case.prompt), output[:-1], [-1, *range(len(output) - 2)])
     logits = engine.forward([segment]).logits
-    engine.close(sequence)
+    engine.kv.close(sequence)
     p = process(logits, [SampledRow(case.sampling)] * len(logits)).double().softmax(-1).numpy()
     below = p.cumsum(-1) - p
     return [float(below[row, token] + chance.random() * p[row, token]) for row, token in enumerate(output)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from slipstream.engine.engine import Engine, KVRoom, begin_unshared
-from slipstream.engine.model_info import MOST_CANDIDATES, ModelInfo
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.engine import Engine
+from slipstream.engine.kvcache.kv_cache import KVCache
+from slipstream.engine.model_info import MOST_CANDIDATES
+from slipstream.engine.segment import KVSequence, Segment
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 
 SESSIONS = (1, 4, 16, 64)
@@ -21,23 +21,6 @@ BRANCH = 8
 """A measured candidate tree consists of chains of this length."""
 TOKEN = 0
 """Every vocabulary has it, and the time does not depend on it."""
-
-
-class MeasuredKV(KVRoom, Protocol):
-    """The KV blocks below the measured steps: an `Engine` has them."""
-
-    @property
-    def model(self) -> ModelInfo: ...
-
-    @property
-    def block_size(self) -> int: ...
-
-    @property
-    def blocks_free(self) -> int: ...
-
-    def keep(self, segment: Segment, path: list[int]) -> None: ...
-
-    def close(self, sequence: Sequence) -> None: ...
 
 
 Run = Callable[[list[Segment]], None]
@@ -60,7 +43,7 @@ def measure(
             logits[0, 0].item()
 
     most = engine.model.most_candidates
-    measure_steps(MeasuredSteps(curve, engine, run, most_tokens, most_candidates=most), limit_s, clock)
+    measure_steps(MeasuredSteps(curve, engine.kv, run, most_tokens, most_candidates=most), limit_s, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +51,7 @@ class MeasuredSteps:
     """What is measured, and where the results go."""
 
     curve: CostCurve
-    kv: MeasuredKV
+    kv: KVCache
     run: Run
     most_tokens: int
     """Most tokens of one step."""
@@ -103,7 +86,7 @@ class _Bench:
         self._steps = steps
         self._clock = clock
         self._end = end
-        self._sequences: list[Sequence] = []
+        self._sequences: list[KVSequence] = []
 
     def possible(self, tokens: int, sessions: int) -> bool:
         """Whether a step may hold so many tokens of so many sessions."""
@@ -117,14 +100,14 @@ class _Bench:
         if missing <= 0:
             return True
         kv, most = self._steps.kv, self._steps.most_tokens
-        context = min(CONTEXT, kv.model.max_length - 1, most)
+        context = min(CONTEXT, kv.max_length - 1, most)
         capacity = context + -(-most // sessions)
         fits = missing * -(-capacity // kv.block_size) <= kv.blocks_free
         if not fits or not self._affordable(missing * context, missing):
             return False
         at_once = max(1, most // context)  # no step is larger than those that are served
         while missing:
-            opened = [begin_unshared(kv, capacity) for _ in range(min(missing, at_once))]
+            opened = [kv.begin_unshared(capacity) for _ in range(min(missing, at_once))]
             self._sequences += opened
             segments = [Segment(each, [TOKEN] * context, want_logits=False) for each in opened]
             self._steps.run(segments)
@@ -155,7 +138,7 @@ class _Bench:
         return self._clock() - started
 
 
-def _step(sequences: list[Sequence], tokens: int, branch: int, most: int) -> list[Segment]:
+def _step(sequences: list[KVSequence], tokens: int, branch: int, most: int) -> list[Segment]:
     """One committed token per sequence, and chains of `branch` candidates that fill the step up, `most` of a sequence;
     the rest are further committed tokens."""
     segments: list[Segment] = []

@@ -31,16 +31,16 @@ class EmbeddedExecutor:
     """Verifies trees by every acceptance rule."""
 
     def __init__(self, engine: Engine) -> None:
-        self.kv = engine
+        self.engine, self.kv = engine, engine.kv
         self.limits = ExecutorLimits(engine.model.most_candidates)
         self.hidden_feed = HiddenFeed(engine)
 
     @property
     def model(self) -> ModelInfo:
-        return self.kv.model
+        return self.engine.model
 
     def measure_costs(self, curve: CostCurve, max_tokens: int, limit_s: float) -> None:
-        measure(curve, self.kv, max_tokens, limit_s)
+        measure(curve, self.engine, max_tokens, limit_s)
 
     @torch.inference_mode()
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
@@ -65,7 +65,7 @@ class EmbeddedExecutor:
 
     def _forward(self, step: list[ScheduledSequence], segments: list[Segment]) -> ModelOutput:
         request = self.hidden_feed.request(scheduled.session for scheduled in step)
-        return self.kv.forward(segments) if request is None else self.kv.forward(segments, request)
+        return self.engine.forward(segments) if request is None else self.engine.forward(segments, request)
 
     def _broken(self, segment: Segment) -> Internal:
         self.kv.disown(segment.sequence)

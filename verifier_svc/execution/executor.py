@@ -8,11 +8,10 @@ project's own engine, others stand beside it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Sequence
 from slipstream.errors import SlipstreamError
 from slipstream.speculation.lookahead import WindowRows
 from slipstream.speculation.selection import Selection
@@ -67,38 +66,6 @@ class ExecutorLimits(NamedTuple):
     """False: only exact acceptance rules are run."""
 
 
-class KVBlocks(Protocol):
-    """Blocks of the KV cache. Called on the event loop between steps, and on the model's thread when a step failed."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one block."""
-
-    @property
-    def blocks_total(self) -> int: ...
-
-    @property
-    def blocks_free(self) -> int: ...
-
-    def begin(self, token_ids: Tokens[int], salt: str) -> Sequence:
-        """A sequence with the cached blocks of the longest known prefix of `token_ids`; it reserves nothing else."""
-
-    def missing(self, sequence: Sequence, count: int) -> int:
-        """Free blocks that `count` more tokens take."""
-
-    def grow(self, sequence: Sequence, count: int) -> None:
-        """Reserves room for `count` more tokens. Raises ResourceExhausted, changing nothing, for too few blocks."""
-
-    def owned(self, sequence: Sequence) -> int:
-        """Blocks that closing the sequence frees at least."""
-
-    def rollback(self, sequence: Sequence, length: int) -> None:
-        """Drops the KV behind `length` tokens and frees its blocks."""
-
-    def close(self, sequence: Sequence) -> None:
-        """Frees the sequence's blocks; closing twice is harmless."""
-
-
 class StepExecutor(Protocol):
     """Runs steps of one target model."""
 
@@ -109,7 +76,8 @@ class StepExecutor(Protocol):
     def limits(self) -> ExecutorLimits: ...
 
     @property
-    def kv(self) -> KVBlocks: ...
+    def kv(self) -> KVCache:
+        """Called on the event loop between steps, and on the model's thread when a step failed."""
 
     @property
     def hidden_feed(self) -> HiddenFeed | None:

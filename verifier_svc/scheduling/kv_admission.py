@@ -26,9 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from slipstream.engine.segment import Sequence as KVSequence
+from slipstream.engine.kvcache.kv_cache import KVCache
+from slipstream.engine.segment import KVSequence
 from slipstream.speculation.lookahead import WindowRows
-from verifier_svc.execution.executor import KVBlocks, ScheduledSequence
+from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.scheduling.fairness import Ageing, Claim, beyond_share, share_of
 from verifier_svc.session import Session
 
@@ -41,7 +42,7 @@ Order = tuple[int, bool, int]
 class KVAdmission:
     """Owned by the event loop, which alone changes the KV blocks between steps."""
 
-    def __init__(self, kv: KVBlocks, clock: Callable[[], float]) -> None:
+    def __init__(self, kv: KVCache, clock: Callable[[], float]) -> None:
         self._kv = kv
         self._clock = clock
         self._admitted: dict[Session, None] = {}

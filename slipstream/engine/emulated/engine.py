@@ -17,7 +17,7 @@ import torch
 from slipstream.engine.emulated.model import ALTERNATIVES, EmulatedModel
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition, InvalidArgument
@@ -31,8 +31,10 @@ LEAST_VOCABULARY = 8
 _STRIDE = np.uint64(GOLDEN)
 
 
-class EmulatedEngine(KVCacheManager):
+class EmulatedEngine:
     """The text depends on the seed, a session's first token and the position; never on candidates or batches."""
+
+    batch_invariant = True
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class EmulatedEngine(KVCacheManager):
             raise InvalidArgument(
                 f"vocabulary={model.vocabulary_size}; give an emulated model {LEAST_VOCABULARY} at least."
             )
-        super().__init__(pool, model.max_length)
+        self.kv = KVCache(pool, model.max_length)
         self._emulated = model
         self._cost = cost
         self._clock = clock
@@ -72,7 +74,7 @@ class EmulatedEngine(KVCacheManager):
         if hidden is not None:
             raise FailedPrecondition("an emulated model has no hidden states", reason="HIDDEN_STATES_MISSING")
         start = self._clock()
-        self._check_step(segments)
+        self.kv.check_step(segments)
         for segment in segments:
             self._write(segment)
         if self._emulated.fault_every:

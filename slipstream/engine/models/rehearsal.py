@@ -19,7 +19,7 @@ import torch
 
 from slipstream.engine.attention.packed import Attending, States
 from slipstream.engine.attention.paged_sequences import PagedSequences
-from slipstream.engine.engine import HiddenRequest, begin_unshared
+from slipstream.engine.engine import HiddenRequest
 from slipstream.engine.forward import Forward, ForwardStep, LibraryForward
 from slipstream.engine.kernels.attention import PagedLayer, PagedStep
 from slipstream.engine.kvcache.store import AttentionLayer
@@ -171,15 +171,15 @@ def play(player: Player, rehearsal: Rehearsal) -> Played:
 
 
 def _perform(stage: _Stage, rehearsal: Rehearsal) -> None:
-    pages, prompt = stage.pages, rehearsal.prompt
-    near, far = begin_unshared(pages, PROMPT + len(PARENTS) + 4), begin_unshared(pages, len(rehearsal.far))
+    kv, prompt = stage.pages.kv, rehearsal.prompt
+    near, far = kv.begin_unshared(PROMPT + len(PARENTS) + 4), kv.begin_unshared(len(rehearsal.far))
     chain = Segment(far, rehearsal.far[:1], rehearsal.far[1:], list(range(-1, len(rehearsal.far) - 2)))
     first = Segment(near, prompt[:PIECE])
     stage.step([first, chain], [*range(PIECE), *rehearsal.far_positions])
-    pages.keep(first, [])
+    kv.keep(first, [])
     second = Segment(near, prompt[PIECE:], rehearsal.nodes, list(PARENTS))
     stage.step([second], [PIECE + depth for depth in second.depths()])
-    pages.keep(second, list(PATHS[-1]))
+    kv.keep(second, list(PATHS[-1]))
     stage.step([Segment(near, rehearsal.behind[:1], rehearsal.behind[1:], [-1])], [PROMPT + 2, PROMPT + 3])
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import ResourceExhausted, SlipstreamError
 from slipstream.proposers.base import Proposal, ProposerContext, propose_each
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
@@ -34,7 +34,7 @@ LOOKAHEAD = 1
 class Pass:
     """One sequence of a step in draft tokens: a tree below the last of `pending`, which may grow from pass to pass."""
 
-    sequence: Sequence
+    sequence: KVSequence
     start: int
     """Draft tokens before the pending ones."""
     pending: list[int]
@@ -176,6 +176,6 @@ class TranslatedProposer:
         output = self._engine.forward(segments).logits
         row = 0
         for one, segment in zip(passes, segments, strict=True):
-            self._engine.keep(segment, [])
+            self._engine.kv.keep(segment, [])
             one.read(output[row : row + segment.logit_rows].log_softmax(dim=-1).cpu().numpy())
             row += segment.logit_rows

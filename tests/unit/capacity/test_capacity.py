@@ -7,7 +7,6 @@ import random
 import statistics
 from dataclasses import replace
 from itertools import repeat
-from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -15,14 +14,13 @@ from hypothesis import strategies as st
 
 from benchmarks import plan_check
 from benchmarks.virtual import run
-from capacity import drafting, guessing, stationary
+from capacity import stationary
 from capacity.cell import Cell, Outcome, Simulation
 from capacity.drafting import DraftSettings
 from capacity.guessing import NOWHERE, Acceptance, SimulatedTree
 from capacity.scenario import Lengths, Traffic
 from capacity.stationary import Cells, Rates
 from capacity.verifying import Verifying
-from drafter_svc import scheduler, session
 from slipstream.engine.emulated.model import LinearCost
 
 PASS_S = 0.020
@@ -227,13 +225,3 @@ def test_a_step_that_ends_a_prompt_waits_for_no_candidates() -> None:
     load = plan_check.Load(True, 0.0, 1, sessions=2)
     passed_s, ways_s = plan_check.TARGET(16, 1), 2 * plan_check.CLIENT_S
     assert run(plan_check.virtual(load)).ttft == pytest.approx([passed_s + ways_s] * 2, abs=ways_s / 2)
-
-
-@pytest.mark.parametrize(
-    ("copy", "original", "names"),
-    [(drafting, scheduler, ["ROUND", "PROMPTS", "PASS_NODES"]), (guessing, session, ["PREPARED", "UNSENT_SHARE"])],
-)
-def test_a_simulated_drafter_goes_by_the_numbers_of_the_real_one(
-    copy: ModuleType, original: ModuleType, names: list[str]
-) -> None:
-    assert {name: getattr(copy, name) for name in names} == {name: getattr(original, name) for name in names}

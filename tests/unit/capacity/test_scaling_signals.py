@@ -16,9 +16,9 @@ from benchmarks.scaling import crowd
 from capacity.cell import Outcome
 from capacity.scenario import read
 from drafter_svc.metrics_source import DraftStepStats
-from drafter_svc.scheduler import DraftRequest
-from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
+from slipstream.proposers.drafting.step import DraftRequest
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry import metrics
 

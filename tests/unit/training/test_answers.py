@@ -67,16 +67,16 @@ def test_sampled_answers_hang_on_the_seed_and_end_with_the_end_token(target: Tar
 
 
 def test_answers_that_are_given_up_leave_the_cache_empty(target: Target) -> None:
-    free = target.engine.blocks_free
+    free = target.engine.kv.blocks_free
     writing = write_answers(target, PROMPTS, AnswerSettings(9, 0.0, 1, at_once=2))
     ends, target.end = target.end, [answers(target)[0].tokens[0]]  # the first ends at once, the second goes on
     try:
         next(writing)
     finally:
         target.end = ends
-    assert target.engine.blocks_free < free
+    assert target.engine.kv.blocks_free < free
     writing.close()
-    assert target.engine.blocks_free == free
+    assert target.engine.kv.blocks_free == free
 
 
 def test_a_target_whose_logits_are_made_otherwise_is_refused(target: Target) -> None:

@@ -42,7 +42,8 @@ class VLLMExecutor:
         self.core = EngineCore(config, model)
         self.model = replace(model, dtype=self.core.dtype, arithmetic=arithmetic(model.revision, self.core.precision))
         pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
-        self.kv = WorkerRequests(pool, self.model)
+        self.requests = WorkerRequests(pool, self.model)
+        self.kv = self.requests.kv
         self.limits = ExecutorLimits(
             config.max_draft_tokens,
             verifies_trees=False,
@@ -66,17 +67,17 @@ class VLLMExecutor:
             likely = _by_request(output.sampled.logprobs)
             return [self._finish(*each, output, likely, forbidden) for each in zip(step, requests, strict=True)]
         except BaseException:
-            self.kv.step_failed(requests)
+            self.requests.step_failed(requests)
             raise
 
     def _run(self, requests: Sequence[RequestStep], masks: Callable[[], StepMasks | None]) -> Any:
         """vLLM's output. A step that failed leaves the KV of committed tokens as it was, and may run again."""
         try:
-            output = self.core.run(self.kv.schedule(requests), masks)
+            output = self.core.run(self.requests.schedule(requests), masks)
         except BaseException:
-            self.kv.step_failed(requests)
+            self.requests.step_failed(requests)
             raise
-        self.kv.step_succeeded(requests)
+        self.requests.step_succeeded(requests)
         return output
 
     def _run_segments(self, segments: list[Segment]) -> None:
@@ -103,7 +104,7 @@ class VLLMExecutor:
         if not scheduled.complete:
             return None
         sampled: SampledStep = output.sampled
-        name = self.kv.name_of(request.segment.sequence)
+        name = self.requests.name_of(request.segment.sequence)
         tokens: list[int] = output.sampled_token_ids[output.req_id_to_index[name]]
         if name in forbidden and len(tokens) > forbidden[name][0]:
             return forbidden[name][1]
@@ -119,7 +120,7 @@ class VLLMExecutor:
         names, owners, depths, bits = list[str](), list[int](), list[int](), list[Mask]()
         for scheduled, request in zip(step, requests, strict=True):
             if scheduled.session.masks is not None and scheduled.complete:
-                name = self.kv.name_of(request.segment.sequence)
+                name = self.requests.name_of(request.segment.sequence)
                 found, failed = _chain_masks(scheduled)
                 if failed is not None:
                     forbidden[name] = failed

@@ -13,10 +13,9 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache, Moves
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Segment
-from slipstream.engine.segment import Sequence as KVSequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.speculation.draft_distribution import DraftDistribution
 from verifier_svc.execution.vllm.messages import SessionParameters, StepProposals
 
@@ -44,12 +43,11 @@ class KnownRequest:
     blocks: int
 
 
-class WorkerRequests(KVCacheManager):
-    """The KV blocks of vLLM's workers, and the requests there. Chains alone: `keep` never moves rows."""
+class WorkerRequests:
+    """The KV blocks of vLLM's workers, and the requests there. Chains alone: `KVCache.keep` never moves rows."""
 
     def __init__(self, pool: BlockPool, model: ModelInfo) -> None:
-        super().__init__(pool, model.max_length)
-        self.model = model
+        self.kv = KVCache(pool, model.max_length, self._copy_rows, self.forget)
         self._known: dict[KVSequence, KnownRequest] = {}
         self._ended: list[str] = []
         """Names that the workers shall drop; sent until a step succeeds."""
@@ -59,22 +57,14 @@ class WorkerRequests(KVCacheManager):
         self._number = self._succeeded = 0
         """The numbers of the last step, and of the last that succeeded; 0 where there was none."""
 
-    def close(self, sequence: KVSequence) -> None:
-        self.forget(sequence)
-        super().close(sequence)
-
     def forget(self, sequence: KVSequence) -> None:
         """Makes the workers drop what they have of the sequence; its KV stays."""
         if (known := self._known.pop(sequence, None)) is not None:
             self._ended.append(known.name)
 
-    def _truncate(self, sequence: KVSequence, length: int) -> None:
-        self.forget(sequence)
-        super()._truncate(sequence, length)
-
-    def _copy_rows(self, moves: list[tuple[int, int]]) -> None:
+    def _copy_rows(self, moves: Moves) -> None:
         """Only the rows of a shared block that a rollback made writable again: vLLM copies whole blocks."""
-        size = self.block_size
+        size = self.kv.block_size
         self._copies += sorted({(source // size, target // size) for source, target in moves})
 
     def name_of(self, sequence: KVSequence) -> str:
@@ -86,7 +76,7 @@ class WorkerRequests(KVCacheManager):
         from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
         from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
-        self._check_step([each.segment for each in step])
+        self.kv.check_step([each.segment for each in step])
         new: list[Any] = []
         cached = CachedRequestData.make_empty()
         sizes: dict[str, int] = {}

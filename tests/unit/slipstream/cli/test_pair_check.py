@@ -35,7 +35,7 @@ def test_the_draft_that_is_the_target_is_always_right() -> None:
     engine, sampling = open_engine(TARGET, "float32", 2048), SamplingParams(temperature=0.0)
     opened = open_proposer("model", ProposerSettings(model=TARGET, target=TARGET, dtype="float32", kv_tokens=2048))
     text, states = write_text(engine, list(range(5, 40)), 30, sampling, None)
-    assert states is None and engine.blocks_free == engine.blocks_total
+    assert states is None and engine.kv.blocks_free == engine.kv.blocks_total
     calls = Calls()
     rounds = list(run_rounds(opened, text, 35, None, sampling, "all", calls))
     assert all(each.accepted == each.proposed > 0 for each in rounds)

@@ -16,9 +16,9 @@ from slipstream.engine.attention.reads import Read, visible
 from slipstream.engine.kernels import attention
 from slipstream.engine.kernels import compiled as compiled_kernels
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from tests.kernels import kernels
 from tests.packed import prompt
 
@@ -27,7 +27,7 @@ DIM, TOKENS, LENGTHS = 32, 50, (9, 2 * BLOCK + 20, 3 * BLOCK + 5)
 
 
 @dataclass(eq=False)
-class OneLayer(KVCacheManager):
+class OneLayer:
     """Attention alone: the states of a token are a function of its position and its number."""
 
     heads: int = 2
@@ -40,29 +40,24 @@ class OneLayer(KVCacheManager):
     extras: dict[str, object] = field(init=False)
 
     def __post_init__(self) -> None:
-        super().__init__(BlockPool(200, 16), 600)
         layer = AttentionLayer(0, 0, self.heads, self.dim, self.dim, self.window, torch.float32, CPU, self.group)
         self.store = KVStore([layer], 200 * 16)
+        self.kv = KVCache(BlockPool(200, 16), 600, self.store.queue_moves)
         chance = torch.Generator().manual_seed(0)
         shape = (600, TOKENS, self.heads * (self.group + 2), self.dim)
         self.states = torch.randn(shape, generator=chance)
         sinks = torch.randn(self.heads * self.group, generator=chance) if self.sinks else None
         self.extras = {"sliding_window": self.window, "softcap": self.softcap, "s_aux": sinks}
 
-    def opened(self, tokens: int) -> Sequence:
-        sequence = self.begin([], None)
-        self.grow(sequence, tokens)
-        return sequence
+    def opened(self, tokens: int) -> KVSequence:
+        return self.kv.begin_unshared(tokens)
 
-    def fragment(self) -> list[Sequence]:
+    def fragment(self) -> list[KVSequence]:
         """Takes every second block."""
-        singles = [self.opened(1) for _ in range(self.blocks_total)]
+        singles = [self.opened(1) for _ in range(self.kv.blocks_total)]
         for single in singles[::2]:
-            self.close(single)
+            self.kv.close(single)
         return singles[1::2]
-
-    def _copy_rows(self, moves: list[tuple[int, int]]) -> None:
-        self.store.queue_moves(moves)
 
     def forward(self, segments: list[Segment]) -> torch.Tensor:
         """[tokens, heads, dim]"""
@@ -112,8 +107,8 @@ def one_by_one(layer: OneLayer, text: list[int]) -> torch.Tensor:
     for token in text:
         segment = Segment(sequence, [token])
         rows.append(layer.forward([segment])[0])
-        layer.keep(segment, [])
-    layer.close(sequence)
+        layer.kv.keep(segment, [])
+    layer.kv.close(sequence)
     return torch.stack(rows)
 
 
@@ -131,7 +126,7 @@ def tree(chance: random.Random, rest: list[int], most: int) -> tuple[list[int], 
     return nodes, parents, way
 
 
-def segment_of(chance: random.Random, text: list[int], sequence: Sequence) -> tuple[Segment, list[int]]:
+def segment_of(chance: random.Random, text: list[int], sequence: KVSequence) -> tuple[Segment, list[int]]:
     at, count = sequence.length, chance.choice((1, 1, 1, 2, 7, 90))
     pending = text[at : at + count]
     rest = text[at + len(pending) :]
@@ -164,10 +159,10 @@ def test_rows_have_the_same_bits_in_every_pass(name: str, seed: int, way: str) -
             right = [*range(pending), *(pending + node for node in right_way)]
             assert torch.equal(own[right], rows[at : at + len(right)])
             compared += len(right)
-            layer.keep(segment, right_way)
+            layer.kv.keep(segment, right_way)
     assert compared == sum(LENGTHS)
     for sequence in (*held, *(sequence for sequence, _, _ in running)):
-        layer.close(sequence)
+        layer.kv.close(sequence)
 
 
 @torch.inference_mode()
@@ -189,8 +184,8 @@ def test_logits_have_the_same_bits_in_every_pass(family: str, dtype: str, pairs:
     if dtype == "bfloat16" and (way == "torch" or compiled_kernels.find_kernels() is None):
         pytest.skip("promised with kernels alone")
     pair = pairs(family, dtype)
-    pair.engine._store._kernels.clear()
-    pair.engine._store._all_kernels.clear()
+    pair.engine._sequences._store._kernels.clear()
+    pair.engine._sequences._store._all_kernels.clear()
     if not all(promised(layer, way) for layer in pair.engine._checkpoint.layers):
         pytest.skip("this machine's products depend on their shape")
     first, second, third = opened(pair, [30, 30, 30])

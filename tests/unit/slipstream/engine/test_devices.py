@@ -52,7 +52,7 @@ def test_auto_is_the_first_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_emulated_engine_has_no_device() -> None:
-    assert open_engine("emulated:", device="cpu").blocks_total > 0
+    assert open_engine("emulated:", device="cpu").kv.blocks_total > 0
     with pytest.raises(InvalidArgument, match="nothing to compute"):
         open_engine("emulated:", device="cuda")
 

@@ -9,7 +9,7 @@ import torch
 
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
-from slipstream.engine.engine import Engine, begin_unshared
+from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.segment import Segment
@@ -50,20 +50,20 @@ def test_the_text_depends_on_seed_first_token_and_position_only() -> None:
 def test_tree_rows_predict_their_own_depth() -> None:
     engine = build()
     text = greedy(engine, [7], 6)
-    segment = Segment(begin_unshared(engine, 32), [7], [text[0], 99, text[1], 98, text[2]], [-1, -1, 0, 1, 2])
+    segment = Segment(engine.kv.begin_unshared(32), [7], [text[0], 99, text[1], 98, text[2]], [-1, -1, 0, 1, 2])
     rows = engine.forward([segment]).logits.argmax(dim=1).tolist()
     assert rows == [text[0], text[1], text[1], text[2], text[2], text[3]]
-    engine.keep(segment, [0, 2, 4])
+    engine.kv.keep(segment, [0, 2, 4])
     after = Segment(segment.sequence, [text[3]])
     assert engine.forward([after]).logits.argmax(dim=1).tolist() == [text[4]]
 
 
 def test_prefill_in_chunks_changes_nothing() -> None:
     engine = build()
-    whole = Segment(begin_unshared(engine, 32), [7, 1, 2, 3, 4])
-    parts = [Segment(begin_unshared(engine, 32), [7, 1], want_logits=False)]
+    whole = Segment(engine.kv.begin_unshared(32), [7, 1, 2, 3, 4])
+    parts = [Segment(engine.kv.begin_unshared(32), [7, 1], want_logits=False)]
     assert engine.forward([parts[0]]).logits.shape == (0, 256)
-    engine.keep(parts[0], [])
+    engine.kv.keep(parts[0], [])
     assert torch.equal(engine.forward([Segment(parts[0].sequence, [2, 3, 4])]).logits, engine.forward([whole]).logits)
 
 
@@ -79,7 +79,7 @@ def test_a_drafter_agrees_at_the_set_share_of_positions(acceptance: float) -> No
 
 
 def test_logits_are_peaked_far_beyond_any_noise() -> None:
-    logits = build().forward([Segment(begin_unshared(build(), 8), [1])]).logits
+    logits = build().forward([Segment(build().kv.begin_unshared(8), [1])]).logits
     assert logits.dtype == torch.float32
     assert float(logits.softmax(dim=1).max()) == 1.0
 
@@ -87,27 +87,29 @@ def test_logits_are_peaked_far_beyond_any_noise() -> None:
 def test_time_follows_the_cost_curve() -> None:
     fake = FakeTime()
     engine = build(cost=LinearCost(0.010, 0.001, 0.002), fake=fake)
-    engine.forward([Segment(begin_unshared(engine, 8), [1, 2, 3]), Segment(begin_unshared(engine, 8), [1], [2], [-1])])
+    engine.forward(
+        [Segment(engine.kv.begin_unshared(8), [1, 2, 3]), Segment(engine.kv.begin_unshared(8), [1], [2], [-1])]
+    )
     assert fake.slept == [pytest.approx(0.010 + 5 * 0.001 + 2 * 0.002)]
 
 
 def test_kv_is_accounted_for() -> None:
     engine = build()
-    sequence = begin_unshared(engine, 17)
-    assert engine.blocks_free == engine.blocks_total - 2
+    sequence = engine.kv.begin_unshared(17)
+    assert engine.kv.blocks_free == engine.kv.blocks_total - 2
     with pytest.raises(ResourceExhausted):
-        begin_unshared(engine, 64 * 16)
+        engine.kv.begin_unshared(64 * 16)
     with pytest.raises(OutOfRange):
-        engine.forward([Segment(sequence, [1] * (2 * engine.block_size + 1))])
+        engine.forward([Segment(sequence, [1] * (2 * engine.kv.block_size + 1))])
     with pytest.raises(InvalidArgument):
         engine.forward([Segment(sequence, [256])])
-    engine.close(sequence)
-    assert engine.blocks_free == engine.blocks_total
+    engine.kv.close(sequence)
+    assert engine.kv.blocks_free == engine.kv.blocks_total
 
 
 def test_without_a_fake_the_engine_sleeps() -> None:
     engine = EmulatedEngine(EmulatedModel(), LinearCost(base_s=0.02), BlockPool(4, 16))
-    segment = Segment(begin_unshared(engine, 8), [1])
+    segment = Segment(engine.kv.begin_unshared(8), [1])
     begin = time.perf_counter()
     engine.forward([segment])
     assert time.perf_counter() - begin >= 0.02
@@ -117,12 +119,12 @@ def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set
     model = EmulatedModel(vocabulary_size=64, acceptance=0.6, fanout=0.5)
     drafter = EmulatedEngine(model, LinearCost(0.0), BlockPool(256, 16))
     truth = greedy(build_sized(64), [7], 2000)
-    segment = Segment(begin_unshared(drafter, 2001), [7, *truth[:-1]])
+    segment = Segment(drafter.kv.begin_unshared(2001), [7, *truth[:-1]])
     rows = []
     for token in segment.pending:
         part = Segment(segment.sequence, [token])
         rows.append(drafter.forward([part]).logits[0])
-        drafter.keep(part, [])
+        drafter.kv.keep(part, [])
     log_q = torch.stack(rows).log_softmax(dim=-1)
     places = (log_q.argsort(dim=-1, descending=True) == torch.tensor(truth)[:, None]).int().argmax(dim=-1)
     first, further = float((places == 0).float().mean()), float(((places > 0) & (places < 4)).float().mean())
@@ -150,6 +152,6 @@ def test_settings_that_cannot_be_emulated_are_refused_in_words(settings: str, sa
 
 
 def test_room_for_less_than_a_block_is_refused_in_words() -> None:
-    assert open_engine("emulated:", kv_tokens=32).blocks_total == 1
+    assert open_engine("emulated:", kv_tokens=32).kv.blocks_total == 1
     with pytest.raises(ResourceExhausted, match="31 tokens"):
         open_engine("emulated:", kv_tokens=31)

@@ -16,9 +16,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
 from slipstream.rpc.proto_conversion import model_to_proto
@@ -193,25 +192,25 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_the_pool_is_sized_in_tokens(llama: Path) -> None:
     checkpoint = load_checkpoint(str(llama))
-    assert TorchEngine(checkpoint, tokens=100, block_size=32).blocks_total == 3
+    assert TorchEngine(checkpoint, tokens=100, block_size=32).kv.blocks_total == 3
     with pytest.raises(ResourceExhausted):
         TorchEngine(checkpoint, tokens=31, block_size=32)
 
 
 def test_room_is_reserved_or_refused(engine: TorchEngine) -> None:
-    first = begin_unshared(engine, 40)
-    assert (engine.blocks_total, engine.blocks_free) == (4, 1)
+    first = engine.kv.begin_unshared(40)
+    assert (engine.kv.blocks_total, engine.kv.blocks_free) == (4, 1)
     with pytest.raises(ResourceExhausted, match="try later"):
-        begin_unshared(engine, 17)
+        engine.kv.begin_unshared(17)
     with pytest.raises(OutOfRange):
         engine.forward([Segment(first, [1] * 49)])
-    engine.close(first)
-    engine.close(first)
-    assert engine.blocks_free == 4
+    engine.kv.close(first)
+    engine.kv.close(first)
+    assert engine.kv.blocks_free == 4
 
 
 def test_bad_steps_are_refused(engine: TorchEngine) -> None:
-    sequence = begin_unshared(engine, 16)
+    sequence = engine.kv.begin_unshared(16)
     for segments in (
         [],
         [Segment(sequence, [1]), Segment(sequence, [1])],
@@ -225,12 +224,12 @@ def test_bad_steps_are_refused(engine: TorchEngine) -> None:
 
 
 def test_a_prefill_chunk_costs_no_logits(engine: TorchEngine) -> None:
-    chunk = Segment(begin_unshared(engine, 16), [1, 2, 3], want_logits=False)
+    chunk = Segment(engine.kv.begin_unshared(16), [1, 2, 3], want_logits=False)
     assert engine.forward([chunk]).logits.shape == (0, VOCABULARY)
 
 
 def test_logits_are_those_that_are_wanted(engine: TorchEngine) -> None:
-    one, other = begin_unshared(engine, 16), begin_unshared(engine, 16)
+    one, other = engine.kv.begin_unshared(16), engine.kv.begin_unshared(16)
     every = engine.forward([Segment(one, [1, 2], [3, 4, 5], [-1, 0, -1])]).logits
     some = engine.forward(
         [
@@ -242,7 +241,7 @@ def test_logits_are_those_that_are_wanted(engine: TorchEngine) -> None:
 
 
 def test_rows_that_a_tree_holds_are_not_computed_again(engine: TorchEngine) -> None:
-    sequence = begin_unshared(engine, 16)
+    sequence = engine.kv.begin_unshared(16)
     tree = Segment(sequence, [1, 2], [3, 4, 5, 6], [-1, 0, -1, 2])
     every = engine.forward([tree]).logits
     grown = Segment(sequence, [1, 2], [3, 4, 5, 6], [-1, 0, -1, 2], wanted=[2, 3], held=4)
@@ -251,7 +250,7 @@ def test_rows_that_a_tree_holds_are_not_computed_again(engine: TorchEngine) -> N
     engine.batch_invariant = False
     engine.forward([Segment(sequence, [1, 2], [3, 4], [-1, 0])])
     assert torch.allclose(engine.forward([grown]).logits, every[3:], atol=1e-5)
-    engine.keep(grown, [2, 3])
+    engine.kv.keep(grown, [2, 3])
     assert sequence.tokens == [1, 2, 5, 6]
     with pytest.raises(FailedPrecondition, match="rows"):  # none are there after `keep`
         engine.forward([Segment(sequence, [7], [8], [-1], wanted=[0], held=1)])
@@ -261,17 +260,17 @@ def test_rows_that_a_tree_holds_are_not_computed_again(engine: TorchEngine) -> N
 
 
 def test_a_step_that_was_not_kept_is_forgotten(engine: TorchEngine) -> None:
-    sequence = begin_unshared(engine, 32)
+    sequence = engine.kv.begin_unshared(32)
     engine.forward([Segment(sequence, [9, 8, 7], [6, 5], [-1, 0])])
     again = engine.forward([Segment(sequence, [1, 2])]).logits
-    fresh = engine.forward([Segment(begin_unshared(engine, 8), [1, 2])]).logits
+    fresh = engine.forward([Segment(engine.kv.begin_unshared(8), [1, 2])]).logits
     assert torch.equal(again, fresh)
 
 
 def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
     save_checkpoint("llama", tmp_path, max_position_embeddings=8)
     engine = TorchEngine(load_checkpoint(str(tmp_path)), tokens=64, block_size=16)
-    sequence = begin_unshared(engine, 16)
+    sequence = engine.kv.begin_unshared(16)
     last = Segment(sequence, list(range(8)), [3, 4], [-1, 0])
     at_the_end = engine.forward([last]).logits[0]
     assert torch.allclose(at_the_end, engine.forward([Segment(sequence, list(range(8)))]).logits[0], atol=1e-5)
@@ -279,17 +278,17 @@ def test_committed_tokens_end_at_the_models_length(tmp_path: Path) -> None:
         engine.forward([Segment(sequence, list(range(9)))])
 
 
-def read(engine: TorchEngine, tokens: list[int], salt: str = "") -> tuple[Sequence, torch.Tensor]:
+def read(engine: TorchEngine, tokens: list[int], salt: str = "") -> tuple[KVSequence, torch.Tensor]:
     """A sequence of these tokens, and the logits after the last one."""
-    sequence = engine.begin(tokens, salt)
+    sequence = engine.kv.begin(tokens, salt)
     return sequence, go_on(engine, sequence, tokens[sequence.length :])
 
 
-def go_on(engine: TorchEngine, sequence: Sequence, tokens: list[int]) -> torch.Tensor:
-    engine.grow(sequence, len(tokens))
+def go_on(engine: TorchEngine, sequence: KVSequence, tokens: list[int]) -> torch.Tensor:
+    engine.kv.grow(sequence, len(tokens))
     segment = Segment(sequence, tokens)
     logits = engine.forward([segment]).logits[0]
-    engine.keep(segment, [])
+    engine.kv.keep(segment, [])
     return logits
 
 
@@ -302,7 +301,7 @@ def test_shared_prefixes_give_the_same_numbers(llama: Path) -> None:
     _, other = read(engine, prompt, salt="another tenant")
     assert torch.allclose(alone, other, atol=1e-5)
     # A rollback into what both read: one goes on elsewhere, the other one does not notice.
-    engine.rollback(second, 21)
+    engine.kv.rollback(second, 21)
     changed = go_on(engine, second, [3, 1, 4])
     _, fresh = read(engine, [*prompt[:21], 3, 1, 4], salt="nobody")
     assert torch.allclose(changed, fresh, atol=1e-5)

@@ -66,11 +66,13 @@ def check_mixed_steps(pair: Pair, fragmented: bool) -> None:
     """Packed sequences, chunked prefill, trees, kept paths, a rollback and KV that another sequence computed."""
     engine = pair.engine
     singles = fragment(engine) if fragmented else []
-    sessions = [Session(engine.begin([], ""), prompt(length, length)) for length in (2 * WINDOW, 9, WINDOW + 6)]
+    sessions = [Session(engine.kv.begin([], ""), prompt(length, length)) for length in (2 * WINDOW, 9, WINDOW + 6)]
 
     def grow(*counts: int | None, parents: list[int] | None = None) -> None:
         for session, count in zip(sessions, counts, strict=True):
-            engine.grow(session.sequence, session.segment(count, parents if session is sessions[-1] else None).tokens)
+            engine.kv.grow(
+                session.sequence, session.segment(count, parents if session is sessions[-1] else None).tokens
+            )
 
     grow(7, None, None)
     check_step(pair, sessions)
@@ -84,13 +86,13 @@ def check_mixed_steps(pair: Pair, fragmented: bool) -> None:
     grow(None, None, None, parents=[-1, -1, 0])
     check_step(pair, sessions)
 
-    reused = Session(engine.begin(prompt(2 * WINDOW, 2 * WINDOW), ""), prompt(2 * WINDOW, 2 * WINDOW))
+    reused = Session(engine.kv.begin(prompt(2 * WINDOW, 2 * WINDOW), ""), prompt(2 * WINDOW, 2 * WINDOW))
     reused.written = reused.sequence.length
     assert reused.written == 16
-    engine.grow(reused.sequence, reused.segment().tokens)
+    engine.kv.grow(reused.sequence, reused.segment().tokens)
     check_step(pair, [reused])
     for sequence in (*singles, reused.sequence, *(session.sequence for session in sessions)):
-        engine.close(sequence)
+        engine.kv.close(sequence)
 
 
 @pytest.mark.parametrize("fragmented", [False, True])
@@ -113,11 +115,11 @@ def test_the_library_may_be_asked_where_the_lean_decoder_would_do(pairs: Any, tm
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_request_leaves_the_logits_bit_for_bit(dtype: str, pairs: Any) -> None:
     engine = pairs("qwen3", dtype, engine=lean).engine
-    sequence = engine.begin([], "")
-    engine.grow(sequence, 30)
+    sequence = engine.kv.begin([], "")
+    engine.kv.grow(sequence, 30)
     segment = Segment(sequence, prompt(20, 1), [5, 6], [-1, -1])
     assert torch.equal(engine.forward([segment]).logits, engine.forward([segment], REQUEST).logits)
-    engine.close(sequence)
+    engine.kv.close(sequence)
 
 
 def test_without_a_request_no_hidden_state_is_kept_and_no_hook_is_installed(pairs: Any) -> None:
@@ -135,32 +137,32 @@ def test_without_a_request_no_hidden_state_is_kept_and_no_hook_is_installed(pair
     fresh = load_checkpoint(checkpoint.forward.model.name_or_path, "float32")
     hooks = [module for module in fresh.forward.model.modules() if module._forward_hooks]  # type: ignore[attr-defined]
     engine = TorchEngine(replace(checkpoint, forward=Watched()), tokens=64)
-    sequence = engine.begin([], "")
-    engine.grow(sequence, 4)
+    sequence = engine.kv.begin([], "")
+    engine.kv.grow(sequence, 4)
     assert engine.forward([Segment(sequence, [1, 2, 3])]).hidden is None
     assert asked == [None] and not hooks
 
 
 def test_engines_without_hidden_states_refuse(pairs: Any) -> None:
     engine = open_engine("emulated:")
-    sequence = engine.begin([], "")
-    engine.grow(sequence, 1)
+    sequence = engine.kv.begin([], "")
+    engine.kv.grow(sequence, 1)
     with pytest.raises(FailedPrecondition, match="no hidden states") as found:
         engine.forward([Segment(sequence, [1])], HiddenRequest())
     assert found.value.reason == "HIDDEN_STATES_MISSING" and sequence.ahead == 0
     assert engine.forward([Segment(sequence, [1])]).hidden is None
 
     streams = pairs("gemma3n", engine=library).engine
-    sequence = streams.begin([], "")
-    streams.grow(sequence, 1)
+    sequence = streams.kv.begin([], "")
+    streams.kv.grow(sequence, 1)
     with pytest.raises(FailedPrecondition, match="one hidden state for each layer"):
         streams.forward([Segment(sequence, [1])], REQUEST)
-    streams.close(sequence)
+    streams.kv.close(sequence)
 
     torch_engine = pairs("llama", engine=lean).engine
-    sequence = torch_engine.begin([], "")
-    torch_engine.grow(sequence, 1)
+    sequence = torch_engine.kv.begin([], "")
+    torch_engine.kv.grow(sequence, 1)
     for layers in ((3,), (-1,)):
         with pytest.raises(InvalidArgument, match="with 3 layers"):
             torch_engine.forward([Segment(sequence, [1])], HiddenRequest(layers))
-    torch_engine.close(sequence)
+    torch_engine.kv.close(sequence)

@@ -10,12 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.prefix_cache import DIGEST_BYTES, PrefixCache, salt_digest
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, OutOfRange, ResourceExhausted
 
 BLOCKS, SIZE = 12, 4
@@ -29,24 +28,24 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(BLOCKS, SIZE)
-        self.books = KVCacheManager(self.pool, max_length=1000)
+        self.books = KVCache(self.pool, max_length=1000)
         self.held: list[list[int]] = []
 
     @rule(target=sequences, capacity=st.integers(1, BLOCKS * SIZE + 5))
-    def open(self, capacity: int) -> Sequence:
+    def open(self, capacity: int) -> KVSequence:
         need = -(-capacity // SIZE)
         if need > self.pool.free:
             with pytest.raises(ResourceExhausted):
-                begin_unshared(self.books, capacity)
-            return Sequence([], SIZE, closed=True)
-        sequence = begin_unshared(self.books, capacity)
+                self.books.begin_unshared(capacity)
+            return KVSequence([], SIZE, closed=True)
+        sequence = self.books.begin_unshared(capacity)
         assert len(set(sequence.blocks)) == len(sequence.blocks) == need
         assert not {block for blocks in self.held for block in blocks} & set(sequence.blocks)
         self.held.append(sequence.blocks)
         return sequence
 
     @rule(sequence=sequences)
-    def share(self, sequence: Sequence) -> None:
+    def share(self, sequence: KVSequence) -> None:
         if not sequence.closed:
             self.pool.share(sequence.blocks)
             self.held.append(list(sequence.blocks))
@@ -58,7 +57,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.release(self.held.pop(data.draw(st.sampled_from(extra))))
 
     @rule(sequence=consumes(sequences), times=st.integers(1, 3))
-    def close(self, sequence: Sequence, times: int) -> None:
+    def close(self, sequence: KVSequence, times: int) -> None:
         if not sequence.closed:
             self.held.remove(sequence.blocks)
         for _ in range(times):
@@ -113,21 +112,21 @@ def test_releasing_or_sharing_free_blocks_is_a_bug() -> None:
 
 
 def test_pool_rows_follow_the_block_table() -> None:
-    assert Sequence([2, 3], SIZE).pool_rows(3, 6) == [11, 12, 13]
-    scattered = Sequence([5, 1], SIZE)
+    assert KVSequence([2, 3], SIZE).pool_rows(3, 6) == [11, 12, 13]
+    scattered = KVSequence([5, 1], SIZE)
     assert scattered.pool_rows(2, 6) == [22, 23, 4, 5]
     assert scattered.rows is not None and scattered.rows[2:6].tolist() == [22, 23, 4, 5]
 
 
 @pytest.fixture
-def books() -> KVCacheManager:
-    return KVCacheManager(BlockPool(BLOCKS, SIZE), max_length=20)
+def books() -> KVCache:
+    return KVCache(BlockPool(BLOCKS, SIZE), max_length=20)
 
 
-def test_capacity_is_bounded(books: KVCacheManager) -> None:
+def test_capacity_is_bounded(books: KVCache) -> None:
     with pytest.raises(ResourceExhausted):
-        begin_unshared(books, BLOCKS * SIZE + 1)
-    sequence = begin_unshared(books, 6)  # two blocks of four
+        books.begin_unshared(BLOCKS * SIZE + 1)
+    sequence = books.begin_unshared(6)  # two blocks of four
     with pytest.raises(OutOfRange):
         Segment(sequence, [1] * 7, [1, 1], [-1, 0]).check()
 
@@ -135,10 +134,10 @@ def test_capacity_is_bounded(books: KVCacheManager) -> None:
 @pytest.mark.parametrize(
     "segment",
     [
-        Segment(Sequence([0], SIZE), []),
-        Segment(Sequence([0], SIZE), [1], [2], []),
-        Segment(Sequence([0], SIZE), [1], [2], [0]),
-        Segment(Sequence([0], SIZE), [1], [2], [-2]),
+        Segment(KVSequence([0], SIZE), []),
+        Segment(KVSequence([0], SIZE), [1], [2], []),
+        Segment(KVSequence([0], SIZE), [1], [2], [0]),
+        Segment(KVSequence([0], SIZE), [1], [2], [-2]),
     ],
     ids=["nothing pending", "a parent missing", "its own parent", "no such parent"],
 )
@@ -147,8 +146,8 @@ def test_malformed_segments_are_refused(segment: Segment) -> None:
         segment.check()
 
 
-def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
-    segment = Segment(begin_unshared(books, 16), [1, 2], [3, 4, 5], [-1, -1, 0])
+def test_keep_wants_a_forward_and_a_real_path(books: KVCache) -> None:
+    segment = Segment(books.begin_unshared(16), [1, 2], [3, 4, 5], [-1, -1, 0])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
     segment.sequence.ahead = segment.tokens
@@ -161,16 +160,16 @@ def test_keep_wants_a_forward_and_a_real_path(books: KVCacheManager) -> None:
         books.keep(segment, [0, 2])
 
 
-def test_one_token_is_kept_once_too(books: KVCacheManager) -> None:
-    segment = Segment(begin_unshared(books, 8), [1])
+def test_one_token_is_kept_once_too(books: KVCache) -> None:
+    segment = Segment(books.begin_unshared(8), [1])
     segment.sequence.ahead = 1
     books.keep(segment, [])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
 
 
-def test_rollback_only_shortens(books: KVCacheManager) -> None:
-    sequence = begin_unshared(books, 16)
+def test_rollback_only_shortens(books: KVCache) -> None:
+    sequence = books.begin_unshared(16)
     sequence.length = 7
     with pytest.raises(OutOfRange):
         books.rollback(sequence, 8)
@@ -220,22 +219,22 @@ def test_a_pool_without_rows_is_no_pool(total: int, size: int) -> None:
         BlockPool(total, size)
 
 
-def test_a_step_that_cannot_be_is_refused(books: KVCacheManager) -> None:
-    first, second = begin_unshared(books, 24), begin_unshared(books, 4)
+def test_a_step_that_cannot_be_is_refused(books: KVCache) -> None:
+    first, second = books.begin_unshared(24), books.begin_unshared(4)
     with pytest.raises(InvalidArgument):
-        books._check_step([])
+        books.check_step([])
     with pytest.raises(InvalidArgument):
-        books._check_step([Segment(first, [1]), Segment(second, [1]), Segment(first, [2])])
+        books.check_step([Segment(first, [1]), Segment(second, [1]), Segment(first, [2])])
     with pytest.raises(InvalidArgument):
-        books._check_step([Segment(second, [1]), Segment(first, [])])
+        books.check_step([Segment(second, [1]), Segment(first, [])])
     first.length = 18
-    books._check_step([Segment(first, [1, 2], [3, 4], [-1, 0]), Segment(second, [1])])  # candidates may lie beyond 20
+    books.check_step([Segment(first, [1, 2], [3, 4], [-1, 0]), Segment(second, [1])])  # candidates may lie beyond 20
     with pytest.raises(OutOfRange):
-        books._check_step([Segment(second, [1]), Segment(first, [1, 2, 3])])
+        books.check_step([Segment(second, [1]), Segment(first, [1, 2, 3])])
 
 
-def test_the_blocks_a_sequence_holds_alone_are_counted(books: KVCacheManager) -> None:
-    sequence = begin_unshared(books, 12)
+def test_the_blocks_a_sequence_holds_alone_are_counted(books: KVCache) -> None:
+    sequence = books.begin_unshared(12)
     assert books.owned(sequence) == 3
     books._pool.share(sequence.blocks[:1])
     assert books.owned(sequence) == 2

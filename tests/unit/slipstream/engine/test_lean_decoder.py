@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from slipstream.engine import factory
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward_trial import distances
@@ -74,13 +73,13 @@ def prompt(length: int, seed: int) -> list[int]:
 
 def rows(engine: TorchEngine) -> torch.Tensor:
     """Logits of prompts, and of a mixed step after them: one token, a chain, two trees."""
-    sequences = [begin_unshared(engine, 64) for _ in range(4)]
+    sequences = [engine.kv.begin_unshared(64) for _ in range(4)]
     starts = [
         Segment(sequence, prompt(length, length)) for sequence, length in zip(sequences, (5, 20, 31, 13), strict=True)
     ]
     found = [engine.forward(starts).logits]
     for start in starts:
-        engine.keep(start, [])
+        engine.kv.keep(start, [])
     shapes = ([], [-1, 0, 1], [-1, -1, 0, 0, 1], [-1, -1, -1, 2, 2])
     step = [
         Segment(sequence, [7], prompt(len(parents), 9), parents)
@@ -110,11 +109,11 @@ def test_it_answers_as_the_library_does(variant: str, dtype: str, folder: Any) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_do_not_depend_on_who_shares_the_step(dtype: str, folder: Any) -> None:
     engine = engines(folder("llama"), dtype)[0]
-    starts = [Segment(begin_unshared(engine, 64), prompt(length, length)) for length in (20, 1, 14)]
+    starts = [Segment(engine.kv.begin_unshared(64), prompt(length, length)) for length in (20, 1, 14)]
     together = engine.forward(starts).logits
     assert torch.equal(together, torch.cat([engine.forward([start]).logits for start in starts]))
     for start in starts:
-        engine.keep(start, [])
+        engine.kv.keep(start, [])
     step = [
         Segment(start.sequence, [3], [5] * count, [-1] * count) for start, count in zip(starts, (0, 3, 1), strict=True)
     ]

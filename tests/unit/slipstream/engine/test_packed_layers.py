@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine.engine import HiddenRequest, begin_unshared
+from slipstream.engine.engine import HiddenRequest
 from slipstream.engine.kernels import attention, compiled
 from slipstream.engine.kernels.attention import MOST_NODES, PagedLayer, StepParts, paged_attention
 from slipstream.engine.models.checkpoint import load_checkpoint
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
 from tests.kernels import kernels
@@ -33,11 +33,11 @@ def wide(request: pytest.FixtureRequest, compiled: Path, monkeypatch: pytest.Mon
     return bool(request.param == "AVX-512")
 
 
-def sequence(length: int, capacity: int, scattered: bool) -> Sequence:
+def sequence(length: int, capacity: int, scattered: bool) -> KVSequence:
     blocks = list(range(2, 2 + -(-capacity // BLOCK)))
     if scattered:
         random.Random(length).shuffle(blocks)
-    return Sequence(blocks, BLOCK, length=length)
+    return KVSequence(blocks, BLOCK, length=length)
 
 
 def path(segment: Segment, row: int) -> list[int]:
@@ -172,7 +172,7 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(
         assert packed is forward._packed or packed is None
         forward._packed = packed
         engine, outputs = TorchEngine(checkpoint, 256), []
-        sequences = [begin_unshared(engine, 64) for _ in texts]
+        sequences = [engine.kv.begin_unshared(64) for _ in texts]
         for size in (0, 8):
             steps = []
             for each, text in zip(sequences, texts, strict=True):
@@ -180,7 +180,7 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(
                 steps.append(Segment(each, text if not size else [3], nodes, TREE[:size]))
             outputs.append(engine.forward(steps, HiddenRequest((0, 1))))
             for step in steps:
-                engine.keep(step, [])
+                engine.kv.keep(step, [])
         found.append(outputs)
     torch.set_num_threads(before)
     for one, other in zip(*found, strict=True):
@@ -204,8 +204,8 @@ def test_more_threads_than_cores_change_no_bit(tmp_path: Path, monkeypatch: pyte
     before, found = torch.get_num_threads(), []
     for threads in (1, *[7] * 40):
         torch.set_num_threads(threads)
-        step = Segment(begin_unshared(engine, 64), prompt(20, 0), [], [])
+        step = Segment(engine.kv.begin_unshared(64), prompt(20, 0), [], [])
         found.append(engine.forward([step]).logits)
-        engine.close(step.sequence)
+        engine.kv.close(step.sequence)
     torch.set_num_threads(before)
     assert all(torch.equal(each, found[0]) for each in found)

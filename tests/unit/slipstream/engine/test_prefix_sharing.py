@@ -10,11 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.kvcache.block_pool import MAX_CACHED_SHARE, BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.prefix_cache import PrefixCache, salt_digest
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import Internal, ResourceExhausted
 
 BLOCKS, SIZE = 10, 4
@@ -23,11 +22,11 @@ Row = tuple[str | None, tuple[int, ...]]
 """What a row's KV was computed from: whose it is, and all tokens up to its own."""
 
 
-class Books(KVCacheManager):
+class Books(KVCache):
     """Rows that remember what they were computed from."""
 
     def __init__(self, blocks: int = BLOCKS) -> None:
-        super().__init__(BlockPool(blocks, SIZE), 1000)
+        super().__init__(BlockPool(blocks, SIZE), 1000, self._queue)
         self.pool = self._pool
         self.prefixes = self._prefixes
         self.rows: dict[int, Row] = {}
@@ -51,7 +50,7 @@ class Books(KVCacheManager):
             self.rows[row] = owner, tokens
         sequence.ahead = segment.tokens
 
-    def _copy_rows(self, moves: list[tuple[int, int]]) -> None:
+    def _queue(self, moves: list[tuple[int, int]]) -> None:
         """As `KVStore.queue_moves`: before the next pass."""
         self.queued |= {target: self.queued.get(source, source) for source, target in moves}
 
@@ -59,7 +58,7 @@ class Books(KVCacheManager):
         """As the next pass finds it."""
         return self.rows[self.queued.get(row, row)]
 
-    def holds(self, sequence: Sequence) -> list[Row]:
+    def holds(self, sequence: KVSequence) -> list[Row]:
         return [self.row(row) for row in sequence.pool_rows(0, sequence.length)]
 
 
@@ -67,7 +66,7 @@ class Books(KVCacheManager):
 class Writer:
     """A session: its sequence, and all its tokens."""
 
-    sequence: Sequence
+    sequence: KVSequence
     tokens: list[int] = field(default_factory=list)
 
 
@@ -169,7 +168,7 @@ TestSharing = SharingMachine.TestCase
 TestSharing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def write(books: Books, tokens: list[int], salt: str = "") -> Sequence:
+def write(books: Books, tokens: list[int], salt: str = "") -> KVSequence:
     """A sequence whose rows hold all tokens but the last."""
     sequence = books.begin(tokens, salt)
     segment = Segment(sequence, tokens[sequence.length : -1])
@@ -206,7 +205,7 @@ def test_what_was_closed_is_found_until_its_room_is_needed_the_oldest_goes_first
     books.close(write(books, [1] * 9))
     books.close(write(books, [2] * 9))
     assert books.blocks_free == BLOCKS and books.pool.cached == 4
-    whole = begin_unshared(books, (BLOCKS - 3) * SIZE)  # all blank blocks, and one kept one
+    whole = books.begin_unshared((BLOCKS - 3) * SIZE)  # all blank blocks, and one kept one
     assert books.begin([1] * 9, "").length == 4  # its end went first
     assert books.begin([2] * 9, "").length == 8
     books.close(whole)
@@ -239,7 +238,7 @@ def test_a_rollback_into_a_shared_block_copies_it() -> None:
 
 def test_what_was_reserved_shares_nothing_and_stays_reserved() -> None:
     books = Books()
-    sequence = begin_unshared(books, 12)
+    sequence = books.begin_unshared(12)
     books.forward(Segment(sequence, [*range(9)]))
     books.keep(Segment(sequence, [*range(9)]), [])
     assert not len(books.prefixes)
@@ -316,7 +315,7 @@ def test_accepted_nodes_move_behind_the_pending_tokens() -> None:
     for fillers in (0, 1):
         books = Books()
         sequence = write(books, [1, 2, 3, 4, 5])
-        others = [begin_unshared(books, SIZE) for _ in range(fillers * 9)]
+        others = [books.begin_unshared(SIZE) for _ in range(fillers * 9)]
         for other in others[:7]:
             books.close(other)
         segment = Segment(sequence, [5, 6], [10, 11, 12, 13, 14], [-1, -1, 1, 0, 2])

@@ -16,7 +16,6 @@ from bitsandbytes.functional import has_avx512bf16
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.forward import LibraryForward
 from slipstream.engine.kernels.compiled import find_kernels
@@ -81,9 +80,9 @@ def library_model(folder: str, quantisation: str) -> Any:
 
 
 def last_logits(engine: TorchEngine, tokens: list[int]) -> torch.Tensor:
-    sequence = begin_unshared(engine, len(tokens))
+    sequence = engine.kv.begin_unshared(len(tokens))
     logits = engine.forward([Segment(sequence, tokens)]).logits[0]
-    engine.close(sequence)
+    engine.kv.close(sequence)
     return logits
 
 
@@ -115,7 +114,7 @@ def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any)
     engine = opened(quantisation)
     tokens, other = prompt(20), prompt(37, seed=2)
     nodes = prompt(len(TREE), seed=3)
-    sequence, neighbour = begin_unshared(engine, 64), begin_unshared(engine, 64)
+    sequence, neighbour = engine.kv.begin_unshared(64), engine.kv.begin_unshared(64)
     logits = engine.forward([Segment(neighbour, other), Segment(sequence, tokens, nodes, TREE)]).logits[1:]
     texts = [tokens]
     for token, parent in zip(nodes, TREE, strict=True):

@@ -85,11 +85,11 @@ def test_whatever_sequences_do_no_step_fails_and_what_is_proposed_is_right(
             else:
                 del known[handle]
                 proposer.close_sequence(handle)
-        assert 0 <= engine.blocks_free <= engine.blocks_total
+        assert 0 <= engine.kv.blocks_free <= engine.kv.blocks_total
     for handle in known:
         proposer.close_sequence(handle)
         proposer.close_sequence(handle)
-    assert engine.blocks_free == engine.blocks_total
+    assert engine.kv.blocks_free == engine.kv.blocks_total
 
 
 def step(
@@ -112,7 +112,7 @@ def step(
     for one, answer in zip(contexts, proposer.propose(contexts), strict=True):
         if isinstance(answer, SlipstreamError):
             assert isinstance(answer, ResourceExhausted) and answer.reason == "KV_EXHAUSTED"
-            assert -(-(one.length + len(one.node_tokens)) // BLOCK) > engine.blocks_total
+            assert -(-(one.length + len(one.node_tokens)) // BLOCK) > engine.kv.blocks_total
         elif answer.read_tokens < one.length or not one.expand:
             assert not answer.nodes
         else:
@@ -142,7 +142,7 @@ def test_the_idlest_sequence_is_closed_for_another_one_and_computed_again_later(
     proposer.close_sequence("second")
     assert propose_one(proposer, context("first", first)).nodes
     proposer.close_sequence("first")
-    assert engine.blocks_free == engine.blocks_total
+    assert engine.kv.blocks_free == engine.kv.blocks_total
 
 
 def test_a_sequence_that_no_cache_of_this_size_holds_is_refused_and_its_neighbour_served() -> None:

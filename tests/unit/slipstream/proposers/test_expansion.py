@@ -59,6 +59,6 @@ def test_without_room_to_try_there_are_few(answer: Proposal | SlipstreamError) -
 
 def test_nothing_is_left_in_the_cache_of_a_model() -> None:
     engine = open_engine("emulated:")
-    free = engine.blocks_free
+    free = engine.kv.blocks_free
     assert measured_expansion(ModelProposer(engine, width=4, proposal_tokens=32)) in SIZES
-    assert engine.blocks_free == free
+    assert engine.kv.blocks_free == free

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from drafter_svc.config import DrafterConfig
-from slipstream.engine.engine import begin_unshared
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
@@ -257,20 +256,20 @@ def test_the_embedded_executor_runs_a_window_beside_candidates(tmp_path: Path) -
 
     def likeliest(path: list[int]) -> int:
         text = [*PROMPT, *path]
-        sequence = begin_unshared(engine, len(text))
+        sequence = engine.kv.begin_unshared(len(text))
         token = int(engine.forward([Segment(sequence, text)]).logits[0].argmax())
-        engine.close(sequence)
+        engine.kv.close(sequence)
         return token
 
     made = session(0)
     right = likeliest([])
     made.tree.graft(Frame(len(PROMPT), 0, 1, (3, right, 4), (-0.1, -0.2, -0.3), (0, 0, 2), source=1))
     made.computed = 0
-    made.sequence = engine.begin((), None)
+    made.sequence = engine.kv.begin((), None)
     assert made.window is not None
     selection, rows = made.tree.select_likeliest(3), made.window.rows(99, 0.0)
     scheduled = ScheduledSequence(made, len(PROMPT), 0, list(PROMPT), True, selection, rows)
-    engine.grow(made.sequence, scheduled.tokens)
+    engine.kv.grow(made.sequence, scheduled.tokens)
     [outcome] = executor.execute([scheduled])
     assert isinstance(outcome, AcceptanceResult) and [selection.token_ids[node] for node in outcome.path] == [right]
     assert outcome.next_token == likeliest([right])

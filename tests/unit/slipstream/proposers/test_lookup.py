@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from drafter_svc.config import DrafterConfig
-from drafter_svc.scheduler import DraftScheduler, Subscriber
-from drafter_svc.session import DraftPolicy, DraftSession
-from slipstream.engine.model_thread import ModelThread
 from slipstream.proposers.base import ProposerContext, open_proposer
 from slipstream.proposers.corpus import Corpus
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.draft_tree import DraftNode
+from slipstream.proposers.drafting.scheduler import DraftScheduler, Subscriber
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
+from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.proposers.lookup import LookupProposer
 from slipstream.proposers.suffix import CHUNK, SuffixText, TreeBounds
 from slipstream.speculation.sampling_params import SamplingParams
@@ -30,8 +30,7 @@ class Drafting:
     def __init__(self, proposer: LookupProposer | ModelProposer, one: DraftSession) -> None:
         self.session = one
         self.grown: list[DraftNode] = []
-        self.thread = ModelThread()
-        self.scheduler = DraftScheduler(proposer, self.thread, 512)
+        self.scheduler = DraftScheduler(proposer, DraftStepLimits(512))
         self.scheduler.add_session(Subscriber(one, self.grown.extend, pytest.fail))
 
     def step(self) -> None:

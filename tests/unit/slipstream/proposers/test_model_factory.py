@@ -40,4 +40,4 @@ def test_a_draft_model_has_proposed_before_it_is_ready(translated: bool, monkeyp
     open_proposer("model", settings)
     (engine,) = engines
     assert len(passes) >= len(model_factory.WARM_UP)
-    assert engine.blocks_free == engine.blocks_total
+    assert engine.kv.blocks_free == engine.kv.blocks_total

@@ -12,13 +12,15 @@ import pytest
 import torch
 from scipy import stats
 
-from drafter_svc.session import DraftPolicy, DraftSession
 from slipstream.engine.engine import ModelOutput
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
-from slipstream.engine.segment import Segment, Sequence
+from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.speculation.draft_distribution import MAX_TOKENS, MAX_WEIGHT, DraftDistribution, checked
 from slipstream.speculation.sampling_params import SamplingParams
 
@@ -94,23 +96,12 @@ class Saying:
     def __init__(self, logits: list[float]) -> None:
         self._row = torch.tensor(logits)
         self.model = SimpleNamespace(vocabulary_size=len(logits))
-
-    block_size = blocks_total = blocks_free = 1 << 20
-
-    def begin(self, token_ids: list[int], salt: str) -> Sequence:
-        return Sequence([], 1, salt)
-
-    def missing(self, sequence: Sequence, count: int) -> int:
-        return 0
-
-    def grow(self, sequence: Sequence, count: int) -> None:
-        pass
+        self.kv = KVCache(BlockPool(64, 16), 1000)
 
     def forward(self, segments: list[Segment]) -> ModelOutput:
+        for segment in segments:
+            segment.sequence.ahead = segment.tokens
         return ModelOutput(self._row.repeat(sum(segment.logit_rows for segment in segments), 1))
-
-    def keep(self, segment: Segment, path: list[int]) -> None:
-        pass
 
 
 def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] = (0.0, 1.0, -2.0)) -> DraftSession:

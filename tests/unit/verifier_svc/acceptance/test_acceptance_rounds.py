@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_svc.session import DraftSession as Drafting
 from slipstream.proposers.base import ProposedNode, ProposerContext
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
+from slipstream.proposers.drafting.session import DraftSession as Drafting
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.noise import Purpose

@@ -52,7 +52,7 @@ def test_measuring_finds_the_engine_s_cost() -> None:
     machine, curve = Machine(truth), CostCurve()
     machine.lag = lambda number: 1.5 if number % 5 == 4 else 0.0
     measure(curve, machine.engine, 512, 1000.0, machine.clock)
-    assert machine.engine.blocks_free == machine.engine.blocks_total
+    assert machine.engine.kv.blocks_free == machine.engine.kv.blocks_total
     for tokens, sessions in [(1, 1), (8, 1), (64, 1), (512, 1), (8, 4), (16, 16), (128, 16), (64, 64), (512, 64)]:
         assert curve.seconds(tokens, sessions) == pytest.approx(truth(tokens, sessions), rel=0.02)
     assert curve.seconds(40, 32) == pytest.approx(truth(40, 32), rel=0.06)
@@ -63,7 +63,7 @@ def test_measuring_keeps_to_its_time_and_to_the_step_s_size() -> None:
     measure(curve, machine.engine, 512, 3.0, machine.clock)
     assert machine.now <= 3.2
     assert curve.seconds(1, 1) == pytest.approx(0.11)
-    assert machine.engine.blocks_free == machine.engine.blocks_total
+    assert machine.engine.kv.blocks_free == machine.engine.kv.blocks_total
     machine, curve = Machine(LinearCost(0.1, 0.01)), CostCurve()
     measure(curve, machine.engine, 48, 1000.0, machine.clock)
     assert max(machine.forwards) <= 48
@@ -76,13 +76,13 @@ def test_an_executor_of_chains_is_measured_with_steps_that_it_can_verify() -> No
         steps.append(segments)
         machine.engine.forward(segments)
 
-    measured = MeasuredSteps(CostCurve(), machine.engine, run, 256, most_sessions=16, longest_chain=4)
+    measured = MeasuredSteps(CostCurve(), machine.engine.kv, run, 256, most_sessions=16, longest_chain=4)
     measure_steps(measured, 1000.0, machine.clock)
     assert max(sum(segment.tokens for segment in step) for step in steps) <= 256
     assert {len(step) for step in steps} == {1, 3, 4, 12, 16}
     for segment in (segment for step in steps for segment in step):
         assert segment.parents == list(range(-1, len(segment.nodes) - 1)) and len(segment.nodes) <= 4
-    assert machine.engine.blocks_free == machine.engine.blocks_total
+    assert machine.engine.kv.blocks_free == machine.engine.kv.blocks_total
 
 
 def test_no_time_and_no_memory_are_no_error() -> None:
@@ -90,7 +90,7 @@ def test_no_time_and_no_memory_are_no_error() -> None:
         curve = CostCurve()
         measure(curve, machine.engine, 512, limit_s, machine.clock)
         assert 0 < curve.seconds(1, 1) < curve.seconds(512, 1)
-        assert machine.engine.blocks_free == machine.engine.blocks_total
+        assert machine.engine.kv.blocks_free == machine.engine.kv.blocks_total
 
 
 def test_an_engine_that_fails_gets_its_blocks_back_too() -> None:
@@ -104,4 +104,4 @@ def test_an_engine_that_fails_gets_its_blocks_back_too() -> None:
     machine.lag = fail
     with pytest.raises(RuntimeError):
         measure(CostCurve(), machine.engine, 512, 1e3, machine.clock)
-    assert machine.engine.blocks_free == machine.engine.blocks_total
+    assert machine.engine.kv.blocks_free == machine.engine.kv.blocks_total

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.engine.kvcache.block_pool import BlockPool
-from slipstream.engine.kvcache.manager import KVCacheManager
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import Segment
 from slipstream.speculation.candidate_tree import CandidateTree
@@ -64,9 +64,9 @@ class World:
     """A verifier without a model: sessions read their prompts and then commit a token a step, and candidates."""
 
     def __init__(self, blocks: int = BLOCKS) -> None:
-        self.engine = KVCacheManager(BlockPool(blocks, SIZE), 1000)
+        self.kv = KVCache(BlockPool(blocks, SIZE), 1000)
         self.now = 0.0
-        self.admission = KVAdmission(self.engine, lambda: self.now)
+        self.admission = KVAdmission(self.kv, lambda: self.now)
         self.sessions: list[Session] = []
 
     def add(self, new: Session) -> Session:
@@ -101,7 +101,7 @@ class World:
             segment.check()
             each.sequence.ahead = segment.tokens
             path = list(range(min(accepted, len(chosen), each.max_length - len(each.tokens) - 1)))
-            self.engine.keep(segment, path if turn.complete else [])
+            self.kv.keep(segment, path if turn.complete else [])
             if not turn.complete:
                 each.computed += len(turn.pending)
                 continue
@@ -118,7 +118,7 @@ class World:
     def balance(self) -> None:
         held = [each.sequence for each in self.sessions if each.sequence is not None]
         used = {block for sequence in held for block in sequence.blocks}
-        assert self.engine.blocks_free == self.engine.blocks_total - len(used)
+        assert self.kv.blocks_free == self.kv.blocks_total - len(used)
         assert self.admission.waiting == sum(each.sequence is None for each in self.sessions)
 
 
@@ -160,7 +160,7 @@ def test_all_sessions_end_whatever_comes_together(
         world.balance()
         steps += 1
         assert steps < 2000
-    assert world.engine.blocks_free == BLOCKS and world.admission.waiting == 0
+    assert world.kv.blocks_free == BLOCKS and world.admission.waiting == 0
 
 
 def test_a_session_enters_when_its_prompt_fits_not_when_its_longest_text_does() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_svc.session import TOGETHER_S, URGENT, DraftPolicy, DraftSession
 from slipstream.proposers.base import ROOT, ProposedNode
 from slipstream.proposers.draft_tree import UNSENT, DraftNode
+from slipstream.proposers.drafting.session import TOGETHER_S, URGENT, DraftPolicy, DraftSession
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.frame import Frame

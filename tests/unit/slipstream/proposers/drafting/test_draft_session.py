@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter_svc.session import PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
 from slipstream.errors import OutOfRange
 from slipstream.proposers.draft_tree import DEEPEST, ROOT, UNSENT, DraftNode
+from slipstream.proposers.drafting.session import PREPARED, UNSENT_SHARE, DraftPolicy, DraftSession
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
@@ -54,18 +54,9 @@ def held_by(tree: CandidateTree) -> set[tuple[int, ...]]:
 
 
 def frame_of(session: DraftSession, told: list[DraftNode], source: int = 0) -> Frame:
-    """As `DrafterService` packs it."""
     assert all(node.parent is not None and node.parent.number < node.number for node in told)
     assert [node.number for node in told] == list(range(told[0].number, told[0].number + len(told)))
-    return Frame(
-        session.tree.base_length,
-        session.tree.generation,
-        told[0].number,
-        tuple(node.token for node in told),
-        tuple(node.log_prob for node in told),
-        tuple(node.parent.number for node in told if node.parent is not None),
-        source=source,
-    )
+    return session.tree.frame(told, source)
 
 
 def live_paths(session: DraftSession) -> dict[tuple[int, ...], DraftNode]:

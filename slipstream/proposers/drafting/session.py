@@ -1,17 +1,20 @@
-"""A drafter's session: the committed tokens of one text, and the tree proposed beyond them. Disposable."""
+"""One session of the drafting loop: the committed tokens of one text, and the tree proposed beyond them. Disposable.
+
+A remote drafter and a verifier that drafts itself keep the same one; they differ in who commits, and in what is sent.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from slipstream.errors import OutOfRange
-from slipstream.proposers.base import ROOT, UNLIMITED, DeeperLevels, ProposedNode, ProposerContext
+from slipstream.proposers.base import ROOT, UNLIMITED, DeeperLevels, HiddenRows, ProposedNode, ProposerContext
 from slipstream.proposers.draft_tree import DEEPEST, NEVER, DraftNode, DraftTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.v1 import types_pb2
 
 URGENT = 0.2
 """A verifier waits for a candidate only if its path is likelier than about this."""
@@ -33,14 +36,24 @@ class DraftPolicy:
     """Least path probability of a node that is worth sending."""
 
 
+class HiddenSource(Protocol):
+    """The target's hidden states of the session's tokens, for a method that reads them."""
+
+    @property
+    def end(self) -> int:
+        """The number of the token behind the last row that came."""
+        ...
+
+    def take(self) -> tuple[HiddenRows, ...]:
+        """The rows that came since the last call."""
+        ...
+
+
 class DraftSessionObserver:
     """Watches one session; does nothing by itself."""
 
-    def nodes_proposed(self, began_s: float, ended_s: float, count: int) -> None:
-        """Called after a step that proposed `count` nodes; it may have begun before the last commit."""
-
-    def candidates_sent(self, candidates: types_pb2.Candidates) -> None:
-        """Called with a frame before it is sent; it may be marked."""
+    def step_ended(self, began_s: float, ended_s: float, proposed: int, sent: int) -> None:
+        """Called after a step that proposed nodes and sent some; it may have begun before the last commit."""
 
     def tokens_committed(self, token_ids: Sequence[int], *, traced: bool = False) -> None:
         """Called before the tree's root moves along the tokens."""
@@ -73,8 +86,17 @@ class DraftSession:
     """The grammar that the output must follow."""
     computed: int = 0
     """Leading committed tokens that the proposer has read, as far as is known; never all of them."""
-    no_room_at: int = -1
-    """The scheduler's count of changes when the proposer had no room for the session; -1 while it has."""
+    no_room: bool = False
+    """Whether the proposer had no room for the session in its last step."""
+    in_step: bool = False
+    hidden: HiddenSource | None = None
+    """Set where the method reads the target's hidden states."""
+    max_depth: int = DEEPEST
+    """Most tokens beyond the committed ones that the method can propose."""
+    prepared: float = PREPARED
+    """Nodes are proposed on paths down to so many times less likely than what is sent."""
+    together_s: float = TOGETHER_S
+    """Seconds that less urgent nodes may wait for others."""
     id: str = ""
     """The gateway's session id, for logs."""
     number: int = 0
@@ -125,29 +147,40 @@ class DraftSession:
             structured_output=self.structure,
             noise_stream=self.stream if self.sampling.drawn else 0,
             noise_nodes=[node.number for node in expand],
+            hidden=self.hidden.take() if self.hidden is not None else (),
         )
 
+    @property
+    def proposes_whole_trees(self) -> bool:
+        """Whether one proposal makes the tree of a root: newer hidden states know more of what follows, and with old
+        candidates in its tree a verifier would not wait for new ones."""
+        return self.hidden is not None and not self.sampling.drawn
+
     def frontier(self, count: int) -> list[DraftNode]:
-        """The nodes to expand, best first; empty when none is asked for or none can pay."""
+        """The nodes to expand, best first; empty when none is asked for, none can pay, or hidden states are missing:
+        those up to the token before the last, which is computed in the target's next step."""
+        if self.hidden is not None and self.hidden.end != len(self.tokens) - 1:
+            return []
         room = self.policy.max_nodes - self.tree.sent_count
         if room <= 0 or self.tree.node_count >= UNSENT_SHARE * self.policy.max_nodes:
             return []
         return self.tree.frontier(min(count, room), self._least_log_prob, self._max_depth)
 
     def deeper(self, starts: list[DraftNode], count: int, levels: int) -> DeeperLevels | None:
-        """What to propose below what is proposed below `starts`, `levels` levels in all. Under the ratio rule nothing:
-        a node must not be there because of what was drawn."""
+        """What to propose below what is proposed below `starts`, `levels` levels in all, or as many as pay where
+        hidden states are read. Under the ratio rule nothing: a node must not be there because of what was drawn."""
         if self.sampling.drawn:
             return None
+        levels = levels if self.hidden is None else self._max_depth
         return self.tree.deeper(starts, count, levels, self._least_log_prob, self._max_depth)
 
     @property
     def _least_log_prob(self) -> float:
-        return math.log(max(self.policy.min_path_probability / PREPARED, NEVER))
+        return math.log(max(self.policy.min_path_probability / self.prepared, NEVER))
 
     @property
     def _max_depth(self) -> int:
-        return min(DEEPEST, self.max_length - len(self.tokens))
+        return min(self.max_depth, self.max_length - len(self.tokens))
 
     def commit(self, base_length: int, token_ids: list[int], *, traced: bool = False) -> None:
         """Appends `token_ids` after `base_length` committed tokens. `traced`: their round has spans of its own. Raises
@@ -156,7 +189,10 @@ class DraftSession:
             raise OutOfRange(f"a commit on {base_length} tokens finds {len(self.tokens)} here; open again.")
         self.observer.tokens_committed(token_ids, traced=traced)
         self.tokens.extend(token_ids)
-        self.tree.commit(token_ids)
+        if self.proposes_whole_trees:
+            self.tree.restart(len(self.tokens))
+        else:
+            self.tree.commit(token_ids)
         self.held_since = -math.inf
 
     def join(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> None:
@@ -171,8 +207,11 @@ class DraftSession:
         """
         if self.sampling.drawn:
             self.tree.join_drawn(places, proposed, self.policy.max_nodes)
-        else:
-            self.tree.join(places, proposed)
+            return
+        joined = self.tree.join(places, proposed)
+        if self.proposes_whole_trees:
+            for node in joined:
+                node.expanded = True
 
     def take_nodes_to_send(self, now: float, *, idle: bool = False) -> list[DraftNode]:
         """Marks as sent, and returns, the nodes to send at `now` (monotonic seconds), parents before children; none
@@ -184,7 +223,7 @@ class DraftSession:
             urgent = worthy[0].path_log_prob - tree.root.path_log_prob >= math.log(URGENT)
             if self.held_since is None:
                 self.held_since = now
-            if not urgent and now - self.held_since < TOGETHER_S:
+            if not urgent and now - self.held_since < self.together_s:
                 return tree.take_sent()
         self.held_since = None
         for node in worthy:
