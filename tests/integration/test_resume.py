@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.auth.tenant import Tenant, TenantLimits
+from gateway.auth.tenant import OPEN, Tenant, TenantLimits
 from gateway.gateway import drain
+from gateway.request_context import RequestContext
 from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.session_store import SessionRecord
 from slipstream.client.client import RetrySettings, complete
@@ -184,10 +185,10 @@ async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting
     sessions = front.gateway.sessions
     call, answer = await begun(front) if runs else (None, await left_after(front))
     name, held = answer.started.session_id, waiting.hold()
-    resuming = asyncio.create_task(sessions._open_stream(name))
+    resuming = asyncio.create_task(sessions._open_stream(name, OPEN))
     await held.wait()
     if not runs:
-        await sessions._open_stream(name)  # came later, is there first, and leaves
+        await sessions._open_stream(name, OPEN)  # came later, is there first, and leaves
     sessions._entries[name].stop()
     waiting.gate.set()
     front.verifiers[0].limit = None
@@ -377,7 +378,7 @@ async def test_whatever_could_be_asked_for_can_be_resumed(setting: Setting) -> N
 async def test_drafters_that_nobody_serves_any_more_stop_no_session(
     setting: Setting, served: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "gateway.requests.validation")
+    caplog.set_level("INFO", "gateway.requests.speculation")
     memory, rejection = MemoryBackend(), gateway_pb2.SamplingOptions(acceptance=types_pb2.ACCEPTANCE_RULE_REJECTION)
     first = setting.verifier(limit=9)
     trusted = {"trusted_drafters": ("mine",)}
@@ -422,7 +423,7 @@ async def test_an_idle_verifier_is_not_stuck_while_a_client_does_not_read(settin
 async def test_what_was_paid_for_is_not_paid_for_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = TenantLimits(tokens_per_minute=1000)
     tenant = Tenant("", limits, lambda: 0.0)
-    monkeypatch.setattr("gateway.sessions.registry.caller", lambda: tenant)
+    monkeypatch.setattr("gateway.api.grpc_service.as_request_context", lambda _: RequestContext(tenant=tenant))
     front = await setting.front(setting.verifier(limit=9))
     answer = await left_after(front)
     used = 8 + 9
