@@ -1,7 +1,7 @@
 """The systems that answer chat prompts of a target without the shipped draft model: how each is started.
 
-Each drafts, if it does, from the prompt and its own output; ours also with the draft model that the project ships for
-the target, where there is one. llama.cpp has the weights in fp32 and in bf16, the checkpoint's own type: there it reads
+Each drafts, if it does, from the prompt and its own output; ours also with the draft model or the head that the project
+ships for the target, where there is one. llama.cpp has the weights in fp32 and in bf16, the checkpoint's own type: there it reads
 half the bytes and rounds activations to bf16.
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 
 from benchmarks.peers import environments
 from benchmarks.peers.systems import Setting, Start, System, asking, in_worker, llama_cpp, serving, vllm
-from slipstream.cli.default_drafters import shipped_draft_for
+from slipstream.cli.default_drafters import HEAD, shipped_draft_for, shipped_head_for
 
 SIMPLE = ("--spec-type", "ngram-simple")
 MOD = ("--spec-type", "ngram-mod")
@@ -38,8 +38,10 @@ class SharedFleet:
 
 def chat_systems(target: str) -> dict[str, Start]:
     """By name, plain ones first. Each start is given one stack."""
-    draft = shipped_draft_for(str(environments.checkpoint(target)))
-    fleet = SharedFleet(({"model": draft} if draft else {}) | {"suffix": ""})
+    checkpoint = str(environments.checkpoint(target))
+    shipped = {"model": shipped_draft_for(checkpoint), HEAD: shipped_head_for(checkpoint)}
+    drafting = {method: folder for method, folder in shipped.items() if folder} | {"suffix": ""}
+    fleet = SharedFleet(drafting)
     systems: dict[str, Start] = {
         EXPECTED: partial(in_worker, "transformers", "plain"),
         "llama.cpp": partial(llama_cpp, ()),
@@ -55,8 +57,8 @@ def chat_systems(target: str) -> dict[str, Start]:
         "OpenVINO GenAI, prompt lookup": partial(in_worker, "openvino", "lookup"),
         "vLLM, n-gram": partial(vllm, "ngram"),
     }
-    if draft:  # else the default is the lookup alone
-        systems |= {f"{OURS}, {method}": partial(fleet, [method]) for method in ("suffix", "model")}
+    if len(drafting) > 1:  # else the default is the lookup alone
+        systems |= {f"{OURS}, {method}": partial(fleet, [method]) for method in drafting}
     return systems | {OURS: partial(fleet, [])}
 
 
