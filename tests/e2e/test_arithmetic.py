@@ -28,6 +28,8 @@ from tests.loopback import HOST, free_port
 TARGET = ROOT / "models" / "target"
 LONG, SHORT, SEEN = 400, 24, 8
 CLIENTS = 3
+REST_S = 0.2
+"""Between a client's requests: verifiers that load need the cores."""
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -186,6 +188,7 @@ class Load:
             self.texts.append((prompt, answer.tokens, span.arithmetic))
             if updated:
                 self.begun_later.append(span.arithmetic)
+            await asyncio.sleep(REST_S)
 
     async def later(self) -> None:
         """As many more texts have ended as there are clients."""
