@@ -20,19 +20,16 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.v1 import gateway_pb2
+from tests.isolation.scribe import CHARACTERS, SCRIBE
 
 MB = 1_000_000
 LONG = "Nobody knows, so many words. " * (MB // 29)
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-SCRIBE = "scribe"
-"""Name of the model that writes an unclosed tool call of TOOL_CHARACTERS."""
-TOOL_CALL = '<tool_call>{"name": "look", "arguments": {"path": "'
-TOOL_CHARACTERS = 200_000
 IDLE_ORIGIN = "127.0.0.2"
 _numbers = count()
 
-ANSWERED = frozenset({"", "cancelled"})
-"""Outcomes of what was done."""
+OUR_FAULT = ("500", "INTERNAL", "UNKNOWN")
+"""Beginnings of codes that no attack may get."""
 Body = dict[str, Any]
 
 
@@ -117,7 +114,7 @@ async def post(attacker: Attacker, target: str, content: bytes) -> str:
                     pass
                 return ""
             error = json.loads(await response.aread()).get("error", {})
-            return str(error.get("code") or error.get("type") or response.status_code)
+            return f"{response.status_code} {error.get('code') or error.get('type')}"
     except httpx.TransportError:
         return "closed"
 
@@ -233,7 +230,7 @@ async def unread(attacker: Attacker, target: str) -> str:
 
 
 async def tool_calls(attacker: Attacker, target: str) -> str:
-    body = text_of(target, "Look.", TOOL_CHARACTERS, stream=True) | {"model": SCRIBE, "tools": TOOLS}
+    body = text_of(target, "Look.", CHARACTERS // 2, stream=True) | {"model": SCRIBE, "tools": TOOLS}
     return await post(attacker, target, json.dumps(body).encode())
 
 

@@ -1,10 +1,12 @@
-"""A gateway, a verifier and a drafter with the shipped pair as real processes, two API keys, and what one of them sees."""
+"""Gateway, verifier and drafter with the shipped pair as real processes, two API keys, and what one of them sees."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,16 +17,14 @@ from statistics import median
 import httpx
 
 from slipstream.cli.serve import Role
-from slipstream.client.gateway_endpoint import GatewayEndpoint, digest
-from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
-from slipstream.v1 import gateway_pb2_grpc, types_pb2
+from slipstream.client.gateway_endpoint import digest
 from tests.e2e.conftest import ROOT, starting
-from tests.isolation.attacks import SCRIBE, TOOL_CALL, TOOL_CHARACTERS, Attacker
-from tests.isolation.watched_gateway import LOOP_FILE, SIZE
-from tests.scripted_verifier import ScriptedVerifier, served
+from tests.isolation.attacker import client
+from tests.isolation.scribe import SCRIBE, TARGET
+from tests.isolation.watched_gateway import SIZE
 from tests.web import CHAT_TEMPLATE, events_of
 
-TARGET, DRAFT = ROOT / "models" / "target", ROOT / "models" / "draft"
+DRAFT = ROOT / "models" / "draft"
 KEYS = {"alice": "a" * 40, "bob": "b" * 40}
 ALICE = ", sessions = 4, prompt_tokens = 1000, max_tokens = 500"
 """Limits of the key that attacks, as a cautious operator sets them: no rate, so that no attack ends by itself."""
@@ -55,7 +55,7 @@ class Seen:
 
 @dataclass
 class Tenants:
-    attacker: Attacker
+    attacker: AttackerProcess
     neighbour: httpx.AsyncClient
     model: str
     gateway: Role
@@ -83,18 +83,47 @@ class Tenants:
         return int(lines["VmHWM"].split()[0]) / 1024
 
 
-def scribe() -> ScriptedVerifier:
-    """A verifier of a model that never closes its tool call, in larger steps than any real one takes."""
-    tokenizer = load_tokenizer(str(TARGET))
-    ids = tokenizer.encode(TOOL_CALL + "x y " * (TOOL_CHARACTERS // 4), add_special_tokens=False).ids
-    model = types_pb2.ModelInfo(
-        name=SCRIBE,
-        vocabulary_size=4096,
-        vocabulary_fingerprint=fingerprint(tokenizer),
-        max_length=2 * TOOL_CHARACTERS,
-        eos_token_ids=[0],
-    )
-    return ScriptedVerifier(model, ids, per_round=64)
+class AttackerProcess:
+    """`tests.isolation.attacker`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def ask(self, value: object) -> str:
+        """The line that it answers a line with."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(value).encode() + b"\n")
+        return await self.line()
+
+    async def line(self) -> str:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        assert line, "the attacker's process has ended"
+        return line.decode().strip()
+
+    def begin(self, addresses: dict[str, str]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(addresses).encode() + b"\n")
+
+    @asynccontextmanager
+    async def attacking(self, name: str, target: str) -> AsyncIterator[Counter[str]]:
+        """Codes of the answers, once the block has ended."""
+        assert await self.ask([name, target]) == "begun"
+        outcomes: Counter[str] = Counter()
+        yield outcomes
+        outcomes.update(json.loads(await self.ask(None)))
+
+
+@asynccontextmanager
+async def attacker_process() -> AsyncIterator[AttackerProcess]:
+    command = [sys.executable, "-m", "tests.isolation.attacker"]
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, **pipes)  # type: ignore[arg-type]
+    try:
+        yield AttackerProcess(process)
+    finally:
+        process.kill()
+        await process.wait()
 
 
 @asynccontextmanager
@@ -117,7 +146,8 @@ async def two_tenants(folder: Path) -> AsyncIterator[Tenants]:
             ),
             start("drafter_svc", DRAFTER_LISTEN="127.0.0.1:0", DRAFTER_MODEL=str(DRAFT), DRAFTER_DTYPE="float32"),
         )
-        _, writes = await stack.enter_async_context(served(scribe()))
+        attacker = await stack.enter_async_context(attacker_process())
+        writes = await attacker.line()
         gateway, address = await start(
             "tests.isolation.watched_gateway",
             GATEWAY_LISTEN="127.0.0.1:0",
@@ -130,22 +160,8 @@ async def two_tenants(folder: Path) -> AsyncIterator[Tenants]:
             GATEWAY_TOOL_CALLS="hermes",
             LOOP_FILE=str(loop_file),
         )
-        clients = [
-            await stack.enter_async_context(
-                httpx.AsyncClient(
-                    base_url=f"http://{gateway.http}",
-                    headers={"authorization": f"Bearer {key}"},
-                    timeout=120,
-                    limits=httpx.Limits(max_connections=None),
-                    trust_env=False,
-                )
-            )
-            for key in KEYS.values()
-        ]
-        rpc = await stack.enter_async_context(GatewayEndpoint(address, KEYS["alice"]).channel())
-        models = [each["id"] for each in (await clients[1].get("/v1/models")).json()["data"]]
+        neighbour = await stack.enter_async_context(client(f"http://{gateway.http}", KEYS["bob"]))
+        models = [each["id"] for each in (await neighbour.get("/v1/models")).json()["data"]]
         [model] = set(models) - {SCRIBE}
-        host, _, port = gateway.http.rpartition(":")
-        stub = gateway_pb2_grpc.GatewayServiceStub(rpc)
-        attacker = Attacker(clients[0], rpc, stub, (host, int(port)), model)
-        yield Tenants(attacker, clients[1], model, gateway, loop_file)
+        attacker.begin({"http": gateway.http, "grpc": address, "key": KEYS["alice"], "model": model})
+        yield Tenants(attacker, neighbour, model, gateway, loop_file)
