@@ -86,7 +86,7 @@ async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Counte
             setting = Setting(folder, stack)
             setting.model.max_length = LENGTH
             files = {"api_keys": str(folder / "keys.toml"), "chat_template": str(folder / "chat.jinja")}
-            verifier = setting.verifier(limit=500)
+            verifier = setting.verifier("x = 1\n" * 200)
             front = await setting.front(verifier, http="127.0.0.1:0", **files)
             http, grpc = front.gateway.server.http_address, front.gateway.address
             alice = await stack.enter_async_context(attacker(http, grpc, KEYS["alice"], "toy"))
