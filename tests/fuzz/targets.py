@@ -1,4 +1,5 @@
-"""Functions that take any bytes: an exception that is no typed error is a bug, and so is a broken property."""
+"""Functions that take any bytes and return whether these got to the end. An exception that is no typed error is a bug,
+and so is a broken property."""
 
 from __future__ import annotations
 
@@ -66,31 +67,32 @@ def encoding() -> TextEncoding:
     with TemporaryDirectory() as folder:
         tokenizer: Tokenizer = load_tokenizer(str(toy_tokenizer(Path(folder))))
     tokenizer.add_special_tokens([AddedToken(each, special=True) for each in CONTROL])
-    return TextEncoding(tokenizer, 100_000, ChatTemplateSource(TEMPLATE, {}))
+    return TextEncoding(tokenizer, 100_000, ChatTemplateSource({"default": TEMPLATE}))
 
 
-def bodies(data: bytes) -> None:
+def bodies(data: bytes) -> bool:
     """A body of a route, which the first byte chooses: taken apart, put together, checked, and read."""
     model, body = MODELS[data[0] % len(MODELS)] if data else MODELS[0], data[1:]
     try:
         taken = take_apart(body, MOST_VALUES)
     except RecursionError:  # a typed error of the process that does it
-        return
+        return False
     if "sizes" not in taken.head:
         assert taken.head.keys() & {"values", "not_json", "surrogate", "unreadable"}
-        return
+        return False
     value = put_together(taken)
     assert _same(value, json.loads(body))
     try:
         asked: Any = model.model_validate(value)
     except ValidationError:
-        return
+        return False
     for read in ("template_data", "tool_data", "prompts", "check", "template_variables", "forced_name", "sampling"):
         found = _typed(partial(getattr, asked, read, None))
         if callable(found):
             _typed(found)
     if hasattr(asked, "to_generate"):
         _typed(lambda: asked.to_generate(None, 0))
+    return True
 
 
 def _same(value: Any, parsed: Any) -> bool:
@@ -113,7 +115,7 @@ def _typed(work: Callable[[], Any]) -> Any:
         return None
 
 
-def templates(data: bytes) -> None:
+def templates(data: bytes) -> bool:
     """A conversation, as JSON or a message of gRPC: its texts become no control tokens."""
     if data[:1] == b"{":
         try:
@@ -121,27 +123,28 @@ def templates(data: bytes) -> None:
             messages, tools = given.get("messages", []), given.get("tools", [])
             variables = given.get("variables", {})
         except (ValueError, RecursionError):
-            return
+            return False
         if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-            return
+            return False
         if not isinstance(tools, list) or not isinstance(variables, dict):
-            return
+            return False
     else:
         try:
             chat = gateway_pb2.Chat.FromString(data)
         except DecodeError:
-            return
+            return False
         read = _typed(lambda: read_chat(chat))
         if read is None:
-            return
+            return False
         messages, tools, variables = read
     tokens = _typed(lambda: encoding().encode_chat(messages, tools, variables, 20_000))
     if tokens is not None:
         begin, end = (encoding().encoder.token_to_id(each) for each in CONTROL)
         assert tokens.count(end) <= len(messages) and tokens.count(begin) <= len(messages) + 1
+    return tokens is not None
 
 
-def tools(data: bytes) -> None:
+def tools(data: bytes) -> bool:
     """A model's text, cut into pieces at places that the first bytes choose: parts do not depend on the cuts."""
     cuts, text = data[1:5], data[5:].decode("utf-8", "replace")
     for format in (HERMES, LLAMA, MISTRAL):
@@ -158,6 +161,7 @@ def tools(data: bytes) -> None:
             for each in text[at : at + step]:
                 runs.push(each)
             at += step
+    return True
 
 
 def _read(format: str, pieces: list[str]) -> list[Part]:
@@ -178,9 +182,9 @@ def _cut(text: str, cuts: bytes) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(places)]
 
 
-def frames(data: bytes) -> None:
+def frames(data: bytes) -> bool:
     """Messages of drafters and gateways: frames are grafted on a tree, within its limits; an Open is read."""
-    tree = CandidateTree([1, 2, 3], LIMITS)
+    grown, tree = False, CandidateTree([1, 2, 3], LIMITS)
     for part in data.split(b"\xff\xfe"):
         try:
             candidates = types_pb2.Candidates.FromString(part)
@@ -192,6 +196,7 @@ def frames(data: bytes) -> None:
         grafted = _typed(partial(tree.graft, frame))
         assert tree.node_count <= LIMITS.nodes and tree.depth <= LIMITS.depth
         if grafted is not None:
+            grown |= grafted.added > 0
             count = grafted.added + grafted.merged + grafted.committed + sum(grafted.dropped.values())
             assert count == len(frame.token_ids)
         chosen = tree.select_likeliest(8)
@@ -200,22 +205,24 @@ def frames(data: bytes) -> None:
     try:
         opened = verifier_pb2.DecodeOpen.FromString(data)
     except DecodeError:
-        return
+        return grown
     sampling = _typed(lambda: sampling_from_proto(opened.sampling))
     assert sampling is None or math.isfinite(sampling.temperature)
     _typed(lambda: structure_from_proto(opened.structured_output))
+    return grown or opened.ByteSize() > 0
 
 
-def token_ids(data: bytes) -> None:
+def token_ids(data: bytes) -> bool:
     """Ids of any tokens: the text that comes piece by piece is the one of all."""
     ids = [value % (VOCABULARY - 1) for value in data]
     decoder = encoding().decoder.detokenizer()
     text = "".join(decoder.push(each) for each in ids) + decoder.flush()
     assert text == encoding().decode(ids)
     _typed(lambda: encoding().decode(array("I", data[: len(data) // 4 * 4]).tolist(), VOCABULARY))
+    return True
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {
+TARGETS: dict[str, Callable[[bytes], bool]] = {
     "bodies": bodies,
     "templates": templates,
     "tools": tools,

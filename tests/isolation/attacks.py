@@ -23,7 +23,6 @@ from slipstream.v1 import gateway_pb2
 from tests.isolation.scribe import CHARACTERS, SCRIBE
 
 MB = 1_000_000
-LONG = "Nobody knows, so many words. " * (MB // 29)
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 IDLE_ORIGIN = "127.0.0.2"
 _numbers = count()
@@ -46,6 +45,8 @@ class Attacker:
     """Of which texts are asked where any model will do; empty: the only one."""
     most_prompt: int = 1000
     """Tokens of the longest prompt that the key and the model take."""
+    text_bytes: int = MB
+    """Of what is longer than any prompt."""
     sessions: list[str] = field(default_factory=list)
     """Names of sessions that it has."""
 
@@ -132,12 +133,18 @@ async def call(answer: Any) -> str:
         return str(error.code().name)
 
 
+def long(size: int) -> str:
+    """A text of so many bytes."""
+    words = "Nobody knows, so many words. "
+    return words * (size // len(words))
+
+
 def _is_rpc(target: str) -> bool:
     return not target.startswith(("GET ", "POST "))
 
 
 @cache
-def _content(kind: str, target: str, model: str) -> bytes:
+def _content(kind: str, target: str, model: str, size: int) -> bytes:
     """Bodies that are the same each time: making one takes longer than refusing it."""
     body = text_of(target, "x", 1)
     if "tokenize" not in target and "count" not in target:
@@ -148,9 +155,9 @@ def _content(kind: str, target: str, model: str) -> bytes:
     if kind == "values":
         return json.dumps(body | {"more": [1] * MB}).encode()
     if kind == "long text":
-        return json.dumps(text_of(target, LONG, 10 * MB) | ({"model": model} if "model" in body else {})).encode()
+        return json.dumps(text_of(target, long(size), 10 * MB) | ({"model": model} if "model" in body else {})).encode()
     if kind == "predictions":
-        return json.dumps(body | {"n": 128, "prediction": {"type": "content", "content": LONG}}).encode()
+        return json.dumps(body | {"n": 128, "prediction": {"type": "content", "content": long(size)}}).encode()
     if kind == "messages":
         said = [{"role": "user", "content": f"m {number}"} for number in range(10_000)]
         body = {name: value for name, value in body.items() if name not in ("prompt", "messages")}
@@ -161,14 +168,16 @@ def _content(kind: str, target: str, model: str) -> bytes:
 
 def _fixed(kind: str) -> Send:
     async def send(attacker: Attacker, target: str) -> str:
-        return await post(attacker, target, _content(kind, target, attacker.model))
+        return await post(attacker, target, _content(kind, target, attacker.model, attacker.text_bytes))
 
     return send
 
 
 async def long_text(attacker: Attacker, target: str) -> str:
     if _is_rpc(target):
-        return await call(attacker.stub.Tokenize(gateway_pb2.TokenizeRequest(text=LONG, model=attacker.model)))
+        return await call(
+            attacker.stub.Tokenize(gateway_pb2.TokenizeRequest(text=long(attacker.text_bytes), model=attacker.model))
+        )
     return await _fixed("long text")(attacker, target)
 
 
@@ -267,7 +276,9 @@ async def branches(attacker: Attacker, target: str) -> str:
 
 async def edits(attacker: Attacker, target: str) -> str:
     session = await _session(attacker)
-    asked = gateway_pb2.RollbackRequest(session_id=session, output_tokens=1, branch=True, text=LONG)
+    asked = gateway_pb2.RollbackRequest(
+        session_id=session, output_tokens=1, branch=True, text=long(attacker.text_bytes)
+    )
     return await call(attacker.stub.Rollback(asked))
 
 
@@ -341,7 +352,9 @@ async def requests(attacker: Attacker, target: str) -> str:
             return "cancelled"
         return await call(getattr(stub, name)(getattr(health_pb2, f"Health{name}Request")()))
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
-    return await call(reflection_pb2_grpc.ServerReflectionStub(attacker.rpc).ServerReflectionInfo(iter([asked] * 100)))
+    key = (("authorization", attacker.http.headers["authorization"]),)
+    stub = reflection_pb2_grpc.ServerReflectionStub(attacker.rpc)
+    return await call(stub.ServerReflectionInfo(iter([asked] * 100), metadata=key))
 
 
 ATTACKS: dict[str, Attack] = {

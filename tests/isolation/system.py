@@ -28,7 +28,7 @@ DRAFT = ROOT / "models" / "draft"
 KEYS = {"alice": "a" * 40, "bob": "b" * 40}
 ALICE = ", sessions = 4, prompt_tokens = 1000, max_tokens = 500"
 """Limits of the key that attacks, as a cautious operator sets them: no rate, so that no attack ends by itself."""
-PROMPT_TOKENS, TOKENS = 30, 40
+TOKENS = 32
 """Of each of the neighbour's texts."""
 _numbers = count()
 
