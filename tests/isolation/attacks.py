@@ -71,9 +71,12 @@ async def under_way(attack: Attack, attacker: Attacker, target: str) -> AsyncIte
 
     async def repeat() -> None:
         while True:
-            outcomes.append(await attack.send(attacker, target))
+            try:
+                outcomes.append(await attack.send(attacker, target))
+            except grpc.RpcError as error:  # in what goes before the attack
+                outcomes.append(str(error.code().name))
             first.set()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
     tasks = [asyncio.create_task(repeat()) for _ in range(attack.at_once)]
     try:
