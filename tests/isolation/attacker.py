@@ -50,7 +50,7 @@ async def main() -> None:
     async def line() -> Any:
         return json.loads(await reader.readline() or "null")
 
-    async with served(scribe()) as (_, address):
+    async with served(scribe()) as (address, _):
         print(address, flush=True)
         async with attacker(**await line()) as attacks:
             while (asked := await line()) is not None:

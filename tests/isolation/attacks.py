@@ -27,6 +27,8 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 IDLE_ORIGIN = "127.0.0.2"
 _numbers = count()
 
+OUTPUT = 100
+"""Tokens of a session that is resumed and branched."""
 OUR_FAULT = ("500", "INTERNAL", "UNKNOWN")
 """Beginnings of codes that no attack may get."""
 Body = dict[str, Any]
@@ -49,6 +51,7 @@ class Attacker:
     """Of what is longer than any prompt."""
     sessions: list[str] = field(default_factory=list)
     """Names of sessions that it has."""
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 Send = Callable[[Attacker, str], Awaitable[str]]
@@ -260,11 +263,15 @@ async def inflating(attacker: Attacker, target: str) -> str:
 
 
 async def _session(attacker: Attacker) -> str:
-    if not attacker.sessions:
-        asked = gateway_pb2.GenerateRequest(prompt="x = 1\n", max_tokens=400, ignore_eos=True, model=attacker.model)
-        async for event in attacker.stub.Generate(asked):
-            if event.HasField("started"):
-                attacker.sessions.append(event.started.session_id)
+    """The name of one that has ended."""
+    async with attacker.one_at_a_time:
+        if not attacker.sessions:
+            asked = gateway_pb2.GenerateRequest(
+                prompt="x = 1\n", max_tokens=OUTPUT, ignore_eos=True, model=attacker.model
+            )
+            async for event in attacker.stub.Generate(asked):
+                if event.HasField("started"):
+                    attacker.sessions.append(event.started.session_id)
     return attacker.sessions[0]
 
 
@@ -273,7 +280,7 @@ async def resumes(attacker: Attacker, target: str) -> str:
 
 
 async def branches(attacker: Attacker, target: str) -> str:
-    asked = gateway_pb2.RollbackRequest(session_id=await _session(attacker), output_tokens=300, branch=True)
+    asked = gateway_pb2.RollbackRequest(session_id=await _session(attacker), output_tokens=OUTPUT - 1, branch=True)
     return await call(attacker.stub.Rollback(asked))
 
 
