@@ -7,6 +7,7 @@ waiting, and the end of the process; it has no bound on watchers, and fails at `
 from __future__ import annotations
 
 import asyncio
+from typing import TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,7 +16,7 @@ from slipstream.rpc.status_interceptor import Context
 
 MOST_WATCHERS = 1024
 """Streams of `Watch` at a time."""
-Answer = health_pb2.HealthCheckResponse
+Answer: TypeAlias = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):

@@ -239,7 +239,8 @@ async def unread(attacker: Attacker, target: str) -> str:
             answer.cancel()
         return "cancelled"
     body = json.dumps(text_of(target, "x", 500, stream=True) | {"model": attacker.model}).encode()
-    async with attacker.http.stream("POST", target.split()[1], content=body) as response:
+    headers = {"content-type": "application/json"}
+    async with attacker.http.stream("POST", target.split()[1], content=body, headers=headers) as response:
         await asyncio.sleep(0.5)
         return "" if response.status_code == 200 else str(response.status_code)
 

@@ -26,7 +26,7 @@ from tests.web import CHAT_TEMPLATE, events_of
 
 DRAFT = ROOT / "models" / "draft"
 KEYS = {"alice": "a" * 40, "bob": "b" * 40}
-ALICE = ", sessions = 4, prompt_tokens = 1000, max_tokens = 500"
+ALICE = ", sessions = 4, prompt_tokens = 1000, max_tokens = 200000"
 """Limits of the key that attacks, as a cautious operator sets them: no rate, so that no attack ends by itself."""
 TOKENS = 32
 """Of each of the neighbour's texts."""
