@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.v1 import gateway_pb2
@@ -364,8 +364,12 @@ async def requests(attacker: Attacker, target: str) -> str:
         return await call(getattr(stub, name)(getattr(health_pb2, f"Health{name}Request")()))
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     key = (("authorization", attacker.http.headers["authorization"]),)
-    stub = reflection_pb2_grpc.ServerReflectionStub(attacker.rpc)
-    return await call(stub.ServerReflectionInfo(iter([asked] * 100), metadata=key))
+    info = attacker.rpc.stream_stream(
+        f"/{target}",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return await call(info(iter([asked] * 100), metadata=key))
 
 
 ATTACKS: dict[str, Attack] = {

@@ -97,5 +97,6 @@ RPCS: dict[str, Row] = {
     "grpc.health.v1.Health/Check": _RPC,
     "grpc.health.v1.Health/List": _RPC,
     "grpc.health.v1.Health/Watch": _RPC | {"memory": "streams of health"},
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _RPC,
     "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _RPC,
 }
