@@ -19,7 +19,7 @@ MOST_WATCHERS = 1024
 Answer: TypeAlias = health_pb2.HealthCheckResponse
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
     """Statuses by name."""
 
     def __init__(self) -> None:
