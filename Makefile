@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled sanitize test-install test-vllm test-gpu test-all real-model test-real chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled sanitize test-install test-vllm test-gpu test-all real-model test-real isolation fuzz chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -111,6 +111,16 @@ test-real: setup ## The real model and deep random ones, whole (hours; SPEC_BENC
 
 test-all: setup ## Every test, the slow ones too
 	$(BIN)/python -m pytest -q
+
+isolation: setup ## What each attack of one API key does to another key's times, on real processes (a quiet machine)
+	$(BIN)/python -m pytest -q -s tests/isolation
+
+# atheris lies beside the environment, which needs none of it.
+ATHERIS := .tools/atheris
+FUZZ_S ?= 120
+fuzz: setup ## Mutated bodies, templates, tool calls, frames and tokens, FUZZ_S (120) seconds each, by coverage
+	test -d $(ATHERIS) || $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $(ATHERIS) atheris==3.0.0
+	PYTHONPATH=$(ATHERIS) $(BIN)/python -m tests.fuzz $(FUZZ_S)
 
 chaos: setup ## Faults in a running system of many processes, and what became of its texts
 	$(BIN)/python -m pytest -q -s tests/chaos

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from slipstream.engine.models.quantisation import silence_quantiser_logs
+from tests.loop_watch import TESTS, code_of, watching
 
 silence_quantiser_logs()
 # A shell's background jobs ignore Ctrl-C, and so would all processes that tests start there and interrupt.
@@ -56,6 +57,26 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+MOST_CALLBACK_S = 0.5
+"""CPU seconds that what runs on an event loop may take at a time; streams stand for as long. Tests' own coroutines are
+not counted."""
+
+
+@pytest.fixture(autouse=True)
+def quick_callbacks() -> Iterator[list[str]]:
+    """Fails a test in which something held an event loop for long; a test that wants that empties the list."""
+    slow: list[str] = []
+
+    def note(took_s: float, handle: Any) -> None:
+        code = code_of(handle)
+        if not code.startswith(TESTS) and "pytest_asyncio" not in code:
+            slow.append(f"{took_s:.2f} CPU seconds on the event loop: {code}")
+
+    with watching(MOST_CALLBACK_S, note):
+        yield slow
+    assert not slow, slow
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Encoder
 from gateway.text.chat_template import ChatTemplate, Message
 from gateway.text.control_tokens import ControlTokens
 from gateway.text.detokenizer import TokenDecoder
+from gateway.text.token_bytes import token_bytes
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.tokenizer.codec import MidTextEncoder
@@ -32,6 +33,7 @@ class TextEncoding:
     def __init__(self, encoder: Encoder, max_bytes: int, chat_template: ChatTemplateSource | None = None) -> None:
         """`max_bytes`: of what a chat template writes."""
         self.encoder = encoder
+        self.token_bytes = token_bytes(encoder)
         self.chat_template = ChatTemplate(chat_template, max_bytes)
         self.decoder = TokenDecoder(encoder)
         plain = partial(self._encode, special=False)
@@ -71,7 +73,7 @@ class TextEncoding:
                 "The conversation, its tools or the template's variables are nested too deeply.", reason="TOO_DEEP"
             ) from error
         first, *others = self.chat_template.render(messages, tools, variables).split(mark)
-        if most_bytes and len(first.encode()) + sum(len(each.encode()) for each in others) > most_bytes:
+        if most_bytes and sum(map(self.token_bytes.size, (first, *others))) > most_bytes:
             raise InvalidArgument(
                 f"The conversation has more than {most_bytes} bytes in the model's template, and so too many tokens; "
                 "shorten it.",

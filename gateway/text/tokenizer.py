@@ -17,7 +17,6 @@ from gateway.text.chat_template import ChatTemplate, Message
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.encoding import MIDDLE, RENDERED, WHOLE, TextEncoding
 from gateway.text.json_body import IDS
-from gateway.text.token_bytes import longest_token_bytes
 from gateway.work.tenant_work import TenantWork
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
@@ -49,7 +48,7 @@ class Tokenizer:
         self._max_bytes = max_bytes
         self._grammars: dict[tuple[object, ...], Grammars] = {}
         self.fingerprint = fingerprint(encoder)
-        self.longest_token = longest_token_bytes(encoder)
+        self.longest_token = self.encoding.token_bytes.longest
         """Most bytes of a text for one token; 0 where that is not known."""
 
     @property
@@ -60,7 +59,9 @@ class Tokenizer:
         """Tokens that a text has at least, which costs nothing to know. Raises InvalidArgument for a text above the
         size limit."""
         size = self._checked_size(text)
-        return -(-size // self.longest_token) if self.longest_token else min(1, size)
+        if not self.longest_token:
+            return min(1, size)
+        return -(-self.encoding.token_bytes.size(text) // self.longest_token)
 
     async def encode(self, text: str, tenant: Tenant) -> Sequence[int]:
         """Token ids of a whole text, with the special tokens that the tokenizer puts around it. Raises InvalidArgument

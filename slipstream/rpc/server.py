@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2_grpc
 
 from slipstream.errors import PermissionDenied, Unavailable
 from slipstream.rpc import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.health import Health
 from slipstream.rpc.status_interceptor import Authorise, Context, StatusInterceptor, allow_all
 from slipstream.rpc.tls import Certificates, server_credentials
 
@@ -104,7 +104,7 @@ class Server:
             options=tuple((dict(SERVER_OPTIONS) | dict(options or {})).items()),
         )
         self._probes: grpc.aio.Server | None = None
-        self._health = HealthServicer()
+        self._health = Health()
         self._ending = False
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         named = _NamedServices(self._server)
@@ -120,7 +120,7 @@ class Server:
         `health_listen`: one more address, in plaintext, for the health service alone: probes have no certificates.
         """
         await self.set_serving(False)
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(LIVENESS, True)
         self.address = _bind(self._server, listen, self._credentials)
         if health_listen:
             self._probes = grpc.aio.server(options=SERVER_OPTIONS)
@@ -138,10 +138,8 @@ class Server:
 
     async def set_serving(self, ready: bool) -> None:
         """Set what health checks answer; NOT_SERVING for good once the server is stopping."""
-        ready = ready and not self._ending
-        state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._checked:
-            await self._health.set(name, state)
+            self._health.set(name, ready and not self._ending)
 
     async def stop(self, grace_s: float) -> None:
         self._ending = True

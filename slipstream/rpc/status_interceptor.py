@@ -65,6 +65,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                 raise error
             # The text of a call that the handler made would be sent if the call's error were not converted.
             typed = error_of(error) if isinstance(error, grpc.RpcError) else typed_error(error)
+            _forget_frames(error)
             self.errors[details.method.strip("/"), typed.code.name, self._reasons(typed.reason)] += 1
             status = rpc_status.to_status(_status(typed))
             trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
@@ -103,6 +104,7 @@ class _Guard:
             try:
                 return await behaviour(*await self._admitted(request, context))
             except Exception as error:
+                request = None
                 await self._abort(context, error)
 
         return guarded
@@ -117,6 +119,7 @@ class _Guard:
                 async for answer in answers:
                     yield answer
             except Exception as error:
+                request = answers = None
                 await self._abort(context, error)
 
         return guarded
@@ -127,6 +130,14 @@ class _Guard:
             return (request if self._parse is None else self._parse(request)), entered
         except DecodeError as error:
             raise InvalidArgument("the request is no protobuf of this contract; regenerate the client.") from error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """gRPC keeps the exception of an aborted call in a circle, which the garbage collector finds much later: with its
+    frames, which hold the request, refused calls would fill the memory."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _status(error: SlipstreamError) -> status_pb2.Status:

@@ -7,9 +7,13 @@ import socket
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipstream.rpc.server import Server
+from slipstream.rpc.channel import channel
+from slipstream.rpc.health import Health
+from slipstream.rpc.server import LIVENESS, Server
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import worker_pb2
 from tests.health import healthy
@@ -67,3 +71,56 @@ def test_nobody_there_is_not_healthy() -> None:
 def test_whoever_accepts_and_says_nothing_is_not_healthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         assert not asked_by_bash(f"127.0.0.1:{frozen.getsockname()[1]}")
+
+
+class Watcher:
+    """The context of a call of `Watch` whose client reads when it is told to."""
+
+    def __init__(self, reads: bool) -> None:
+        self.reading, self.answers, self.code = asyncio.Event(), list[health_pb2.HealthCheckResponse](), None
+        if reads:
+            self.reading.set()
+
+    async def write(self, answer: health_pb2.HealthCheckResponse) -> None:
+        await self.reading.wait()
+        self.answers.append(answer)
+
+    async def abort(self, code: grpc.StatusCode) -> None:
+        raise PermissionError(code)
+
+
+async def test_a_watcher_that_reads_nothing_holds_up_no_change_and_no_other_watcher() -> None:
+    health, asked = Health(), health_pb2.HealthCheckRequest()
+    health.set("", False)
+    deaf, reader = Watcher(False), Watcher(True)
+    watching = [asyncio.create_task(health.Watch(asked, each)) for each in (deaf, reader)]
+    for serving in (True, False, True):
+        await asyncio.sleep(0.001)
+        health.set("", serving)
+    await asyncio.sleep(0.001)
+    statuses = [answer.status for answer in reader.answers]
+    assert statuses == [2, 1, 2, 1] and not deaf.answers
+    deaf.reading.set()
+    await asyncio.sleep(0.001)
+    assert [answer.status for answer in deaf.answers] == [2, 1], "the first it saw, and the last"
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
+    with pytest.MonkeyPatch.context() as patch:  # those that left are not counted
+        patch.setattr("slipstream.rpc.health.MOST_WATCHERS", 1)
+        first = asyncio.create_task(health.Watch(asked, Watcher(True)))
+        await asyncio.sleep(0)
+        with pytest.raises(PermissionError, match="RESOURCE_EXHAUSTED"):
+            await health.Watch(asked, Watcher(True))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_all_statuses_are_listed() -> None:
+    server = Server([])
+    address = await server.start("127.0.0.1:0")
+    async with channel(address) as line:
+        listed = await health_pb2_grpc.HealthStub(line).List(health_pb2.HealthListRequest())
+    await server.stop(0)
+    assert {name: each.status for name, each in listed.statuses.items()} == {"": 2, LIVENESS: 1}
+    assert not server.errors

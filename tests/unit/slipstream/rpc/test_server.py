@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -184,6 +186,49 @@ async def test_who_may_not_enter_is_not_even_parsed() -> None:
             await line.unary_unary("/slipstream.v1.WorkerService/GetModel")(b"\xff\xff no protobuf")
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await open_server.stop(0)
+
+
+class Held:
+    """What a handler has read of a request."""
+
+
+async def test_what_a_refused_call_held_is_given_back_without_the_garbage_collector() -> None:
+    """gRPC keeps the exception of an aborted call in a circle."""
+    held: list[weakref.ref[Held]] = []
+
+    class Refusing(worker_pb2_grpc.WorkerServiceServicer):
+        def register(self, server: grpc.aio.Server) -> None:
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+
+        async def GetModel(self, request: Any, context: Any) -> Any:
+            large = Held()
+            held.append(weakref.ref(large))
+            try:
+                raise ValueError("why")
+            except ValueError as error:
+                raise InvalidArgument("no") from error
+
+        async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+            large = Held()
+            held.append(weakref.ref(large))
+            yield worker_pb2.WatchResponse(sessions=1)
+            raise Unavailable("no")
+
+    async with serving(Refusing()) as (_, line):
+        stub = worker_pb2_grpc.WorkerServiceStub(line)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with pytest.raises(grpc.RpcError):
+                    await stub.GetModel(worker_pb2.GetModelRequest())
+                with pytest.raises(grpc.RpcError):
+                    async for _ in stub.Watch(worker_pb2.WatchRequest()):
+                        pass
+            assert len(held) == 6
+            assert not [each for each in held[:-1] if each() is not None]
+        finally:
+            gc.enable()
 
 
 async def test_large_metadata_reaches_no_handler() -> None:

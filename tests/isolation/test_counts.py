@@ -1,0 +1,130 @@
+"""The attacks of the table in short, on a gateway of this process: work is counted and not seconds.
+
+Behind however much of one key's work, another key's next text waits for what has begun alone; what can be refused for
+nothing gets no work done, nothing is logged for each request, and no callback of the loop computes for long (the
+fixture `quick_callbacks`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.config import GatewayConfig
+from gateway.work.tenant_work import TenantWork
+from slipstream.client.gateway_endpoint import digest
+from tests.front import Setting
+from tests.isolation.attacker import attacker, client
+from tests.isolation.attacks import ATTACKS, OUR_FAULT, Attacker, under_way
+from tests.isolation.table import HTTP, NONE, RPCS
+from tests.toy_tokenizer import toy_tokenizer
+from tests.web import CHAT_TEMPLATE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = Path(__file__).resolve().parents[2]
+ELSEWHERE = {
+    "long prompts": "tests/integration/test_tenants_share.py::test_another_tenant_s_times_at_most_double",
+    "long texts": "tests/integration/test_tenants_share.py::test_another_tenant_s_times_at_most_double",
+    "short texts": "tests/unit/gateway/store/test_memory_bound.py::test_a_tenant_that_fills_the_store_drops_its_own",
+    "idle connections": "tests/e2e/test_idle_connections.py::test_idle_connections_without_a_key_keep_nobody_else_out",
+    "unread streams": "tests/integration/test_http_hostile.py::test_a_client_that_reads_nothing_is_left",
+    "unclosed tool calls": "tests/unit/gateway/text/test_tool_calls.py::test_each_character_is_read_a_bounded_number",
+}
+"""Attacks whose tokens of steps, records, connections and characters other tests count."""
+FREE = {"escapes", "values", "above 4 MiB"}
+"""Refused without any work, where a model would read it: only what is to be counted may be longer."""
+SIZED = {"long text", "predictions", "edits"}
+"""Refused for their bytes once the body is parsed, without being encoded."""
+COUNTING = {"POST /tokenize", "POST /detokenize", "slipstream.v1.GatewayService/Tokenize"}
+LENGTH = 20_000
+"""Tokens, which are bytes, that the model takes."""
+TEXT_BYTES = 200_000
+PROCESSES = GatewayConfig(("127.0.0.1:1",), "x").text_processes
+KEYS = {"alice": "a" * 40, "bob": "b" * 40}
+MOST_LINES = 256 + 20
+"""Of the log in this file: the names of unknown fields, and what is said once."""
+PAIRS = sorted(
+    {
+        (name, target)
+        for target, row in (HTTP | RPCS).items()
+        for name in row.values()
+        if not name.startswith(NONE) and name not in ELSEWHERE
+    }
+)
+
+
+@dataclass
+class Counted:
+    attacker: Attacker
+    neighbour: httpx.AsyncClient
+    jobs: list[tuple[str, str]]
+    """Tenant and kind of what the working processes were given, in order."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Counted]:
+    folder = toy_tokenizer(tmp_path_factory.mktemp("isolation"))
+    (folder / "chat.jinja").write_text(CHAT_TEMPLATE)
+    lines = [f'{name} = {{ sha256 = "{digest(key).hex()}" }}\n' for name, key in KEYS.items()]
+    (folder / "keys.toml").write_text("".join(lines))
+    jobs: list[tuple[str, str]] = []
+    serve = TenantWork._serve
+
+    async def noted(self: TenantWork, tenant: str, job: Any) -> None:
+        jobs.append((tenant, job.frame.head["kind"]))
+        await serve(self, tenant, job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TenantWork, "_serve", noted)
+        async with AsyncExitStack() as stack:
+            setting = Setting(folder, stack)
+            setting.model.max_length = LENGTH
+            files = {"api_keys": str(folder / "keys.toml"), "chat_template": str(folder / "chat.jinja")}
+            verifier = setting.verifier("x = 1\n" * 200)
+            front = await setting.front(verifier, http="127.0.0.1:0", **files)
+            http, grpc = front.gateway.server.http_address, front.gateway.address
+            alice = await stack.enter_async_context(attacker(http, grpc, KEYS["alice"], "toy"))
+            alice.text_bytes = TEXT_BYTES
+            bob = await stack.enter_async_context(client(f"http://{http}", KEYS["bob"]))
+            yield Counted(alice, bob, jobs)
+
+
+@pytest.mark.parametrize(("name", "target"), PAIRS)
+async def test_a_neighbour_waits_for_what_has_begun_alone(both: Counted, name: str, target: str) -> None:
+    both.jobs.clear()
+    both.attacker.sessions.clear()
+    async with under_way(replace(ATTACKS[name], at_once=2), both.attacker, target) as outcomes:
+        while not outcomes:
+            await asyncio.sleep(0.005)
+        before = len(both.jobs)
+        answer = await both.neighbour.post("/tokenize", json={"prompt": "a text " * 500})
+    assert answer.status_code == 200, answer.text
+    tenants = [tenant for tenant, _ in both.jobs]
+    assert tenants.index("bob") - before <= PROCESSES
+    assert not any(outcome.startswith(OUR_FAULT) for outcome in outcomes), outcomes
+    if target not in COUNTING:
+        assert not (name in FREE and "alice" in tenants)
+        assert not (name in SIZED and ("alice", "encode") in both.jobs)
+
+
+async def test_unknown_fields_fill_no_log(both: Counted, caplog: pytest.LogCaptureFixture) -> None:
+    target = "POST /v1/completions"
+    with caplog.at_level(logging.DEBUG, "gateway"):
+        for _ in range(20):
+            await ATTACKS["unknown fields"].send(both.attacker, target)
+    assert len(caplog.records) <= MOST_LINES
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+async def test_what_is_not_counted_here_is_counted_elsewhere(name: str) -> None:
+    file, _, test = ELSEWHERE[name].partition("::")
+    assert f"def {test}" in (ROOT / file).read_text("utf-8")

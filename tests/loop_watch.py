@@ -1,0 +1,48 @@
+"""What callbacks of event loops compute, in CPU seconds of their thread: other processes' load changes nothing.
+
+asyncio's own log of slow callbacks counts wall time, which on a busy machine says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+TESTS = str(Path(__file__).parent)
+
+Seen = Callable[[float, Any], None]
+"""Takes the CPU seconds of a callback, and the callback."""
+
+
+@contextmanager
+def watching(least_s: float, seen: Seen) -> Iterator[None]:
+    """Every callback of any loop of this process that computes for `least_s` or longer is reported to `seen`."""
+    run = events.Handle._run
+
+    def timed(handle: events.Handle) -> None:
+        began = thread_time()
+        run(handle)
+        if (took := thread_time() - began) >= least_s:
+            seen(took, handle)
+
+    events.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        events.Handle._run = run  # type: ignore[method-assign]
+
+
+def code_of(handle: Any) -> str:
+    """The file and name of what a callback ran: of a task its outermost coroutine."""
+    callback = getattr(handle, "_callback", None)
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        coroutine = owner.get_coro()
+        code = getattr(coroutine, "cr_code", None) or getattr(coroutine, "gi_code", None)
+        return repr(coroutine) if code is None else f"{code.co_filename}: {code.co_qualname}"
+    return repr(callback)
