@@ -1,8 +1,8 @@
 """The systems that answer chat prompts of a target without the shipped draft model: how each is started.
 
 Each drafts, if it does, from the prompt and its own output; ours also with the draft model or the head that the project
-ships for the target, where there is one. llama.cpp has the weights in fp32 and in bf16, the checkpoint's own type: there it reads
-half the bytes and rounds activations to bf16.
+ships for the target, where there is one. llama.cpp has the weights in fp32 and in bf16, the checkpoint's own type:
+there it reads half the bytes and rounds activations to bf16.
 """
 
 from __future__ import annotations
