@@ -17,11 +17,10 @@ from transformers import AutoConfig
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.eagle import fuse
-from slipstream.proposers.eagle_checkpoint import open_head, save_head
+from slipstream.proposers.eagle_checkpoint import default_layers, open_head, save_head
 from slipstream.proposers.eagle_head import EagleConfig, EagleHead
 from slipstream.proposers.head_file import FAMILIES, read_target
 from slipstream.proposers.parallel_drafting import RANKS
-from slipstream.proposers.registry import default_layers
 from training.corpus import TrainingBatch
 from training.eagle_start import start_head
 from training.folder import replacing

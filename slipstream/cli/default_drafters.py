@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.errors import SlipstreamError
-from slipstream.proposers.registry import default_layers
 from slipstream.tokenizer import vocabulary
 
 DEFAULT_DRAFTERS = ("model", "suffix")
@@ -14,9 +13,7 @@ DEFAULT_DRAFTERS = ("model", "suffix")
 PROCESSES_ALONE = ("model",)
 """Where nothing drafts in the verifier: a lookup is not worth a process of its own."""
 LOOKUP_ALONE = ("suffix",)
-"""For a target that no draft model shares a vocabulary with, and no head was made for."""
-HEAD = "eagle"
-"""The method of heads that are shipped, in folders NAME-eagle."""
+"""For a target that no draft model shares a vocabulary with."""
 
 
 def default_drafters(target: str, draft: str, in_verifier: bool | None) -> tuple[str, ...]:
@@ -25,10 +22,8 @@ def default_drafters(target: str, draft: str, in_verifier: bool | None) -> tuple
     methods = PROCESSES_ALONE if in_verifier is False else DEFAULT_DRAFTERS
     if draft or not target or target.startswith(f"{vocabulary.EMULATED}:"):
         return methods
-    if found := shipped_draft_for(target):
-        return tuple(f"{method}={found}" if method == "model" else method for method in methods)
-    head = shipped_head_for(target)
-    return (f"{HEAD}={head}", *LOOKUP_ALONE) if head and in_verifier is not False else LOOKUP_ALONE
+    found = shipped_draft_for(target)
+    return tuple(f"{method}={found}" if method == "model" else method for method in methods) if found else LOOKUP_ALONE
 
 
 def shipped_draft_for(target: str) -> str:
@@ -45,21 +40,3 @@ def shipped_draft_for(target: str) -> str:
 def _shipped_drafts() -> Iterator[Path]:
     """`draft`, and `NAME-draft` for targets by others."""
     yield from sorted(file.parent.resolve() for file in vocabulary.SHIPPED.glob("*draft/tokenizer.json"))
-
-
-def shipped_head_for(target: str) -> str:
-    """The folder of the shipped head whose shapes are this target's: width, vocabulary and number of layers, by those
-    that it reads. Empty for none. Of another model of these shapes it would guess badly, and change no token."""
-    try:
-        read = vocabulary.read_json(vocabulary.tokenizer_file(target, "config.json"))
-        shape = [read["hidden_size"], read["vocab_size"], list(default_layers(int(read["num_hidden_layers"])))]
-        return next((str(folder) for folder, its in _shipped_heads() if its == shape), "")
-    except (SlipstreamError, ImportError, KeyError, TypeError, ValueError):
-        return ""
-
-
-def _shipped_heads() -> Iterator[tuple[Path, list[object]]]:
-    for file in sorted(vocabulary.SHIPPED.glob(f"*-{HEAD}/config.json")):
-        read = vocabulary.read_json(file)
-        layer, layers = read["transformer_layer_config"], read["eagle_aux_hidden_state_layer_ids"]
-        yield file.parent.resolve(), [read["target_hidden_size"], layer["vocab_size"], layers]

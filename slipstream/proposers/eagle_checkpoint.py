@@ -23,7 +23,6 @@ from torch import Tensor
 
 from slipstream.proposers.eagle_head import EagleConfig, EagleHead
 from slipstream.proposers.head_file import EMBEDDING, KNOWN, OFFSETS, OUTPUT, HeadFile, HeadTarget, read_layer
-from slipstream.proposers.registry import default_layers
 from slipstream.proposers.weights import embedding_weight, unfit
 
 PREFIXES = ("model.", "draft_model.")
@@ -36,6 +35,11 @@ RENAMED = {
     "aux_norm_high.": "fc_norm.2.",
 }
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def default_layers(layer_count: int) -> tuple[int, ...]:
+    """The layers that EAGLE-3 heads read where their configuration names none."""
+    return 2, layer_count // 2, layer_count - 3
 
 
 def open_head(config: EagleConfig, target: HeadTarget, token_ids: Tensor | None = None) -> EagleHead:

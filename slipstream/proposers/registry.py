@@ -136,8 +136,3 @@ def method_in_verifier(address: str) -> str:
     address of a worker. A host may be called `verifier`: its port is a number, which no method's name is."""
     name = address.removeprefix(IN_VERIFIER)
     return name if name != address and not name.isdecimal() else ""
-
-
-def default_layers(layer_count: int) -> tuple[int, ...]:
-    """The target's layers that EAGLE-3 heads read where their configuration names none."""
-    return 2, layer_count // 2, layer_count - 3

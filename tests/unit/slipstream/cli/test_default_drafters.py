@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -52,21 +51,3 @@ def test_a_target_has_the_shipped_draft_model_with_its_vocabulary(shipped: Path,
 def test_a_target_without_a_tokenizer_has_a_lookup_alone(shipped: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "draft")
     assert default_drafters(str(tmp_path), "", None) == LOOKUP_ALONE
-
-
-def test_a_target_has_the_shipped_head_that_has_its_shapes(shipped: Path, tmp_path: Path) -> None:
-    head = tmp_path / "other-eagle"
-    head.mkdir()
-    shapes = {"transformer_layer_config": {"vocab_size": 3}, "target_hidden_size": 64}
-    (head / "config.json").write_text(json.dumps(shapes | {"eagle_aux_hidden_state_layer_ids": [2, 15, 27]}))
-    for name, layers, width, expected in (
-        ("fits", 30, 64, (f"eagle={head}", "suffix")),
-        ("deeper", 32, 64, LOOKUP_ALONE),
-        ("wider", 30, 128, LOOKUP_ALONE),
-    ):
-        target = tokenizer_in(tmp_path / name, "one", "three", "four")
-        config = {"hidden_size": width, "vocab_size": 3, "num_hidden_layers": layers}
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-        assert default_drafters(target, "", None) == expected
-        assert default_drafters(target, "", False) == LOOKUP_ALONE, "its drafter reads hidden states in the process"
-        assert default_drafters(target, "draft", None) == DEFAULT_DRAFTERS
