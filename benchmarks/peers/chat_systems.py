@@ -13,12 +13,15 @@ from functools import partial
 
 from benchmarks.peers import environments
 from benchmarks.peers.systems import Setting, Start, System, asking, in_worker, llama_cpp, serving, vllm
-from slipstream.cli.default_drafters import HEAD, shipped_draft_for, shipped_head_for
+from slipstream.cli.default_drafters import shipped_draft_for
+from slipstream.tokenizer.vocabulary import SHIPPED
 
 SIMPLE = ("--spec-type", "ngram-simple")
 MOD = ("--spec-type", "ngram-mod")
 EXPECTED = "transformers"
 OURS = "Slipstream"
+HEADS = {"smollm2": "smollm2-eagle"}
+"""Trained heads by target, in the folder of shipped models; none drafts by default."""
 
 
 class SharedFleet:
@@ -38,9 +41,9 @@ class SharedFleet:
 
 def chat_systems(target: str) -> dict[str, Start]:
     """By name, plain ones first. Each start is given one stack."""
-    checkpoint = str(environments.checkpoint(target))
-    shipped = {"model": shipped_draft_for(checkpoint), HEAD: shipped_head_for(checkpoint)}
-    drafting = {method: folder for method, folder in shipped.items() if folder} | {"suffix": ""}
+    draft = shipped_draft_for(str(environments.checkpoint(target)))
+    default = ({"model": draft} if draft else {}) | {"suffix": ""}
+    drafting = default | ({"eagle": str(SHIPPED / HEADS[target])} if target in HEADS else {})
     fleet = SharedFleet(drafting)
     systems: dict[str, Start] = {
         EXPECTED: partial(in_worker, "transformers", "plain"),
@@ -57,9 +60,9 @@ def chat_systems(target: str) -> dict[str, Start]:
         "OpenVINO GenAI, prompt lookup": partial(in_worker, "openvino", "lookup"),
         "vLLM, n-gram": partial(vllm, "ngram"),
     }
-    if len(drafting) > 1:  # else the default is the lookup alone
-        systems |= {f"{OURS}, {method}": partial(fleet, [method]) for method in drafting}
-    return systems | {OURS: partial(fleet, [])}
+    others = drafting if len(default) > 1 else set(drafting) - set(default)
+    systems |= {f"{OURS}, {method}": partial(fleet, [method]) for method in others}
+    return systems | {OURS: partial(fleet, list(default))}
 
 
 PLAIN = {EXPECTED, "llama.cpp", "llama.cpp, bf16", "OpenVINO GenAI", "vLLM", f"{OURS}, plain"}

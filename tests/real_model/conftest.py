@@ -51,8 +51,9 @@ def executor(request: pytest.FixtureRequest, smollm2: Path) -> EmbeddedExecutor:
 
 
 def options(shallow: Path) -> list[str]:
-    """Every drafter that needs no training."""
-    drafters = ("suffix", "ngram", "prediction", "lookahead", f"model={shallow}")
+    """Every drafter, the shipped head that was trained for this checkpoint among them."""
+    head = ROOT / "models" / "smollm2-eagle"
+    drafters = ("suffix", "ngram", "prediction", "lookahead", f"model={shallow}", f"eagle={head}")
     return [word for each in drafters for word in ("--drafter", each)]
 
 

@@ -17,7 +17,7 @@ from tests.real_model.prompts import OWN, asked
 
 KnownTexts = dict[tuple[int, float], list[list[int]]]
 """Plain texts by number of prompts and temperature."""
-DRAFTERS = ("suffix", "ngram", "prediction", "lookahead", "model")
+DRAFTERS = ("suffix", "ngram", "prediction", "lookahead", "model", "eagle")
 TEMPERATURES = (0.0, 0.8)
 FEW, MANY = 16, 64
 """Tokens of each text in the short and in the long form."""
