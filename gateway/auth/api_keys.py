@@ -85,7 +85,7 @@ class ApiKeys:
         tenant = self._find(_bearer(call))
         if tenant is None:
             self._attempts.fail(call.peer)
-            wanted = "send the metadata `authorization: Bearer KEY` with a key of this gateway"
+            wanted = "send `authorization: Bearer KEY` with a key of this gateway, as HTTP header or metadata"
             raise Unauthenticated(f"{wanted} (commands take it from SLIPSTREAM_API_KEY).")
         await tenant.arrive()
         return tenant

@@ -261,8 +261,8 @@ def _check_prompt_length(tokens: int, model: types_pb2.ModelInfo, least: str = "
     """`least`: "at least " where there may be more."""
     if tokens >= model.max_length:
         raise InvalidArgument(
-            f"The prompt has {least}{tokens} tokens and {model.name} holds {model.max_length} with its output; "
-            "shorten it.",
+            f"This model's maximum context length is {model.max_length} tokens, output included. However, the prompt "
+            f"has {least}{tokens} tokens; shorten it.",
             reason="PROMPT_TOO_LONG",
         )
 

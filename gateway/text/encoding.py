@@ -75,8 +75,8 @@ class TextEncoding:
         first, *others = self.chat_template.render(messages, tools, variables).split(mark)
         if most_bytes and sum(map(self.token_bytes.size, (first, *others))) > most_bytes:
             raise InvalidArgument(
-                f"The conversation has more than {most_bytes} bytes in the model's template, and so too many tokens; "
-                "shorten it.",
+                f"The conversation has more than {most_bytes} bytes in the model's template, and so more tokens than "
+                "this model's maximum context length; shorten it.",
                 reason="PROMPT_TOO_LONG",
             )
         tokens = self.encode(first, RENDERED)  # the template writes special tokens

@@ -178,3 +178,14 @@ async def test_the_key_comes_in_anthropics_header_on_its_routes_alone(place: Pla
     assert (await web.client.get("/v1/models", headers={"x-api-key": key})).status_code == 401
     refused = await web.post("/v1/messages", {}, **{"x-api-key": new_key()})
     assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+
+
+async def test_a_prompt_that_is_too_long_is_known_by_its_sentence(place: Place) -> None:
+    """Clients that shorten a conversation look for it; the route that counts tokens says how many there are."""
+    await place.start()
+    long: Any = [{"role": "user", "content": "How warm? " * 200}]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await place.client.messages.create(model="toy", max_tokens=5, messages=long)
+    body: Any = refused.value.body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["message"].startswith("prompt is too long: ")

@@ -448,3 +448,17 @@ async def test_a_request_over_http_is_seen_by_grpc(served: Served) -> None:
     assert list(record.output_token_ids) == served.verifier.script[:12]
     assert record.finish_reason == verifier_pb2.FINISH_REASON_LENGTH
     assert isinstance(record, gateway_pb2.GetSessionResponse)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_prompt_that_is_too_long_has_openais_code_and_sentence(served: Served, chat: bool) -> None:
+    """LangChain, LiteLLM and aider look for one or the other."""
+    await served.start()
+    asked: Any = {"model": "toy", "max_tokens": 5}
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as refused:
+        if chat:
+            messages: Any = [{"role": "user", "content": "Tell me. " * 2000}]
+            await served.openai.chat.completions.create(**asked, messages=messages)
+        else:
+            await served.openai.completions.create(**asked, prompt="Tell me. " * 2000)
+    assert refused.value.code == "context_length_exceeded" and refused.value.type == "invalid_request_error"

@@ -125,4 +125,4 @@ async def test_a_context_of_eight_thousand_tokens_is_read_whole(client: openai.A
 async def test_a_prompt_beyond_the_context_is_refused(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(**chat("word " * (CONTEXT + 8)))
-    assert caught.value.code == "prompt_too_long"
+    assert caught.value.code == "context_length_exceeded"

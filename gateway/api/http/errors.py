@@ -32,6 +32,10 @@ _OPENAI_TYPES = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
+_OPENAI_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
+"""Codes that OpenAI's clients act on; all others are the reason."""
+_ANTHROPIC_BEGINNINGS = {"PROMPT_TOO_LONG": "prompt is too long: "}
+"""By which Anthropic's clients know an error: it has no code there."""
 _ANTHROPIC_TYPES = _OPENAI_TYPES | {409: "invalid_request_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
@@ -91,9 +95,11 @@ def _headers(error: SlipstreamError) -> dict[str, str]:
 
 def _anthropic_body(error: SlipstreamError) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message_to_send(error)}}
+    message = _ANTHROPIC_BEGINNINGS.get(error.reason, "") + message_to_send(error)
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _openai_body(error: SlipstreamError, param: str | None) -> dict[str, Any]:
     kind = _OPENAI_TYPES.get(error.http_status, "server_error")
-    return {"error": {"message": message_to_send(error), "type": kind, "param": param, "code": error.reason.lower()}}
+    code = _OPENAI_CODES.get(error.reason, error.reason.lower())
+    return {"error": {"message": message_to_send(error), "type": kind, "param": param, "code": code}}
