@@ -35,6 +35,7 @@ from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.head_file import read_target
 from slipstream.proposers.node_choice import NodeChooser, Place
+from slipstream.proposers.packed_linear import pack
 
 PASSES = 7
 """Passes of the draft layer for one tree, after the one that reads the committed tokens."""
@@ -233,7 +234,7 @@ def fuse(head: EagleHead, states: HiddenStates) -> Tensor:
     """[rows, width] what the head takes of the target's hidden states."""
     layers = head.config.layers
     features = torch.cat([states.layers[each] for each in layers], dim=-1) if layers else states.last
-    return head.fuse(features.to(head.fc.weight))
+    return head.fuse(features.to(head.embed_tokens.weight))
 
 
 def one_step_accuracy(head: EagleHead) -> Callable[[list[int], HiddenStates, list[int]], float]:
@@ -254,6 +255,7 @@ def open_proposer(settings: ProposerSettings) -> OpenedProposer:
     """The method `eagle` for `settings.target`. Raises what `load_head` raises."""
     target, place = read_target(settings.target), find_device(settings.device)
     head = load_head(settings.model, target, dtype_on(place, target.output.dtype)).to(place)
+    pack(head)
     proposer = EagleProposer(
         head, width=settings.width, proposal_tokens=settings.proposal_tokens, most_pairs=settings.kv_tokens
     )
