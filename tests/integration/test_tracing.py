@@ -241,7 +241,7 @@ async def test_all_that_is_declared_is_sent(
     async with AsyncExitStack() as doomed:
         await system.open([target], [await system.drafter(stack=doomed)], experiment="every: 1 drafters=model")
         sampling = gateway_pb2.SamplingOptions(temperature=0.5, top_p=0.9, top_k=40, seed=3)
-        call = system.call(240, sampling=sampling, workload="code", model=target.engine.model.name)
+        call = system.call(240, sampling=sampling, workload="code", model=target.executor.model.name)
         session = (await call.read()).started.session_id
         heard_of = 0
         while heard_of < 60:
