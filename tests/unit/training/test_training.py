@@ -187,7 +187,7 @@ _CACHE: list[Tokenizer] = []
 def test_the_shipped_pair_loads_and_knows_python() -> None:
     assert fingerprint(_shipped()[0]) == fingerprint(_shipped()[1])
     files = [path for path in MODELS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 40_000_000
+    assert sum(path.stat().st_size for path in files) < 60_000_000
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (MODELS / "target" / name).read_bytes() == (MODELS / "draft" / name).read_bytes()
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
