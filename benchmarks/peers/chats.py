@@ -3,11 +3,14 @@
 A set is a `.jsonl` file with one object a line: `turns`, of which the first is asked, and `category`, without which it
 is the file's name. Spec-Bench's eight kinds of MT-bench's questions are one, `multi-turn`, as in its authors' tables.
 Sets are named on the command line and never part of the project.
+
+usage: python -m benchmarks.peers.chats FOLDER TARGET COUNT > prompts.jsonl    (for `slipstream doctor --prompts`)
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,3 +71,16 @@ def _short(category: str, texts: Sequence[str], tokenizer: Any, count: int) -> I
             count -= 1
         if count == 0:
             return
+
+
+def main(folder: str, target: str, count: str) -> None:
+    """Prints the chosen prompts, a JSON object a line, with their categories as slices of the workload."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    for chat in chats(read(Path(folder)), tokenizer, int(count)):
+        print(json.dumps({"prompt": tokenizer.decode(chat.token_ids), "workload": chat.category}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
