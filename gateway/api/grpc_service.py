@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from gateway.auth.api_keys import ApiKeys
-from gateway.auth.tenant import OPEN, Tenant, check_operator
+from gateway.auth.tenant import Tenant, check_operator
 from gateway.request_context import RequestContext
 from gateway.requests.validation import check_name
 from gateway.routing.router import Router
@@ -37,6 +37,7 @@ FIELDS: dict[type[Event], str] = {
 
 
 AnyContext: TypeAlias = "Context | AuthenticatedCall"
+"""The latter on a gateway with keys: see `authenticating`."""
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
@@ -71,12 +72,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         return gateway_pb2.CancelResponse()
 
     async def GetSession(
-        self, request: gateway_pb2.GetSessionRequest, context: Context
+        self, request: gateway_pb2.GetSessionRequest, context: AnyContext
     ) -> gateway_pb2.GetSessionResponse:
         return await self._sessions.describe(request.session_id, _tenant(context))
 
     async def ListModels(
-        self, request: gateway_pb2.ListModelsRequest, context: Context
+        self, request: gateway_pb2.ListModelsRequest, context: AnyContext
     ) -> gateway_pb2.ListModelsResponse:
         listed = self._router.list_models()
         for model in listed.models:
@@ -95,7 +96,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         )
 
     async def GetExperiment(
-        self, request: gateway_pb2.GetExperimentRequest, context: Context
+        self, request: gateway_pb2.GetExperimentRequest, context: AnyContext
     ) -> gateway_pb2.GetExperimentResponse:
         check_operator(_tenant(context))
         if self._trial is None:
@@ -137,17 +138,21 @@ def as_request_context(context: Context) -> RequestContext:
     return RequestContext(headers, context.peer())
 
 
+def _authenticated(context: AnyContext) -> AuthenticatedCall:
+    """The call itself; on a gateway without keys it is that of OPEN."""
+    if isinstance(context, AuthenticatedCall):
+        return context
+    return AuthenticatedCall(context, as_request_context(context))
+
+
 def _tenant(context: AnyContext) -> Tenant:
-    return context.request.tenant if isinstance(context, AuthenticatedCall) else OPEN
+    return _authenticated(context).request.tenant
 
 
 @contextmanager
 def _call(context: AnyContext) -> Iterator[AuthenticatedCall]:
-    """The call; at its end what came into its trailers is sent. On a gateway without keys it is that of OPEN."""
-    if isinstance(context, AuthenticatedCall):
-        call = context
-    else:
-        call = AuthenticatedCall(context, as_request_context(context))
+    """The call; at its end what came into its trailers is sent."""
+    call = _authenticated(context)
     try:
         yield call
     finally:

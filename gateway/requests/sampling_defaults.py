@@ -16,7 +16,8 @@ FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def read_sampling_defaults(model: str) -> types_pb2.SamplingOptions:
-    """Of a folder or hub id; empty without such a file. Raises FailedPrecondition for one that holds something else."""
+    """The parameters in a model's folder or hub id; empty without such a file. Raises FailedPrecondition for one that
+    holds something else."""
     try:
         file = tokenizer_file(model, FILE)
     except NotFound:
@@ -28,9 +29,9 @@ def read_sampling_defaults(model: str) -> types_pb2.SamplingOptions:
         defaults = types_pb2.SamplingOptions(**given)
         sampling_of_client(defaults, lambda: 0)
     except (TypeError, ValueError, InvalidArgument) as error:
-        told = error.message if isinstance(error, InvalidArgument) else str(error)
+        why = error.message if isinstance(error, InvalidArgument) else str(error)
         raise FailedPrecondition(
-            f"{file} holds no sampling parameters: {told} Correct it, or set GATEWAY_GENERATION_CONFIG=none.",
+            f"{file} holds no sampling parameters: {why} Correct it, or set GATEWAY_GENERATION_CONFIG=none.",
             reason="CONFIG_BROKEN",
         ) from error
     return defaults

@@ -311,10 +311,10 @@ def _token_bytes(vocabulary_size: int) -> int:
 def _sampling(
     options: gateway_pb2.SamplingOptions, model: types_pb2.ModelInfo, seed: Callable[[], int]
 ) -> SamplingParams:
-    proto_conversion.check_sizes(options)
+    sampling = proto_conversion.sampling_of_client(options, seed)
     for name, highest in proto_conversion.highest_tokens(options).items():
         _check_tokens(name, highest, model)
-    return proto_conversion.sampling_of_client(options, seed)
+    return sampling
 
 
 def _check_logprobs(request: gateway_pb2.GenerateRequest) -> None:

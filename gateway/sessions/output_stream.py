@@ -58,7 +58,7 @@ class OutputStream:
         """Log-probabilities of the tokens behind those."""
         self._rounds: list[gateway_pb2.RoundDetails] = []
         """Details of rounds, in order; empty unless the request asked for them."""
-        self._rounds_told = 0
+        self._rounds_with_texts = 0
         """Leading rounds whose tokens' texts are known."""
         self._shown = 0
         """Leading tokens that may be sent to clients: settled ones, of whole rounds where those are asked for."""
@@ -98,16 +98,16 @@ class OutputStream:
         self._ends += list(accumulate(map(len, texts), initial=self._end(len(self._ends))))[1:]
         self._shown = len(self._pieces)
         last = last or bool(self.transcript.stop)
-        while self._rounds_told < len(self._rounds):
-            details = self._rounds[self._rounds_told]
-            following = self._rounds[self._rounds_told + 1 : self._rounds_told + 2]
+        while self._rounds_with_texts < len(self._rounds):
+            details = self._rounds[self._rounds_with_texts]
+            following = self._rounds[self._rounds_with_texts + 1 : self._rounds_with_texts + 2]
             end = following[0].offset if following else len(self.tokens)
             if end > self._shown and not last:
                 self._shown = min(self._shown, details.offset)
                 break
             texts = self._pieces[details.offset : end]
             details.texts.extend([*texts, *[""] * (end - details.offset - len(texts))])
-            self._rounds_told += 1
+            self._rounds_with_texts += 1
 
     def finish(self, finished: gateway_pb2.Finished) -> None:
         """The session ended."""

@@ -54,7 +54,7 @@ class GatewayContext:
     """Monotonic seconds."""
     observers: Observers = field(default_factory=Observers)
     sampling_defaults: types_pb2.SamplingOptions = field(default_factory=types_pb2.SamplingOptions)
-    """Of requests that set none."""
+    """Sampling parameters of requests that set none."""
 
 
 class SessionRun:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, StructuredOutput, constrained
+from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, StructuredOutput, without_annotations
 
 NONE = "none"
 """Reads an answer without tools."""
@@ -319,7 +319,7 @@ def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
     calls: list[dict[str, Any]] = []
     shared: dict[str, dict[str, Any]] = {}
     for function in functions:
-        parameters = dict(constrained(function.get("parameters") or {"type": "object"}))
+        parameters = dict(without_annotations(function.get("parameters") or {"type": "object"}))
         for part in _SHARED:
             found = parameters.pop(part, None) or {}
             if not isinstance(found, dict):

@@ -14,6 +14,8 @@ from slipstream.errors import InvalidArgument
 class TorchEngine:
     """A checkpoint with KV for `tokens` tokens. Use it on one thread only."""
 
+    batch_invariant = True
+
     def __init__(self, checkpoint: Checkpoint, tokens: int, block_size: int = 32) -> None:
         """Raises ResourceExhausted when not even one block fits."""
         length = checkpoint.info.max_length
@@ -22,14 +24,6 @@ class TorchEngine:
         self.kv = self._sequences.kv
         self._checkpoint = checkpoint
         checkpoint.forward.reserve(min(length, self._sequences.rows))
-
-    @property
-    def batch_invariant(self) -> bool:
-        return self._sequences.batch_invariant
-
-    @batch_invariant.setter
-    def batch_invariant(self, value: bool) -> None:
-        self._sequences.batch_invariant = value
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
@@ -40,7 +34,8 @@ class TorchEngine:
         layers = len(self._checkpoint.layers)
         if hidden is not None and not all(0 <= layer < layers for layer in hidden.layers):
             raise InvalidArgument(f"hidden states of layers {hidden.layers} of a model with {layers} layers")
-        output = self._checkpoint.forward(self._sequences.plan(segments), hidden)
+        plan = self._sequences.plan(segments, batch_invariant=self.batch_invariant)
+        output = self._checkpoint.forward(plan, hidden)
         self._sequences.computed(segments)
         return ModelOutput(output.logits.float(), output.hidden)
 

@@ -25,7 +25,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
     def __init__(self) -> None:
         self._answers: dict[str, Answer] = {}
         self._changed = asyncio.Event()
-        """Of one change; the next one has another."""
+        """Set at the next change, and replaced then."""
         self._watchers = 0
 
     def set(self, service: str, serving: bool) -> None:

@@ -25,6 +25,8 @@ FORMATS_OF_STRINGS = frozenset(
 """Those that the library constrains."""
 _VALUES = frozenset(("const", "enum", "default", "example", "examples"))
 """Keys of a schema that hold values and no schemas."""
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+"""Those that hold schemas by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +52,36 @@ class StructuredOutput:
         A `format` that is not in FORMATS_OF_STRINGS is left out: it is an annotation then (JSON Schema 2020-12,
         validation, 7.2.3), as pydantic and zod write for paths and bytes."""
         try:
-            schema = {"type": "object"} if self.format == "json_object" else constrained(json.loads(self.text))
+            schema = {"type": "object"} if self.format == "json_object" else without_annotations(json.loads(self.text))
             return json.dumps({OPTIONS_KEY: JSON_OPTIONS, **schema} if isinstance(schema, dict) else schema)
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"json_schema is not JSON: {error}.", reason=BAD_GRAMMAR) from error
 
 
-def whitespace(pattern: str) -> dict[str, Any]:
+def whitespace_options(pattern: str) -> dict[str, Any]:
     """JSON_OPTIONS of a schema that allows whitespace that matches `pattern` between JSON's tokens."""
     return {"item_separator": ",", "key_separator": ":", "whitespace_flexible": True, "whitespace_pattern": pattern}
 
 
-def choice(texts: list[str]) -> str:
+def choice_grammar(texts: list[str]) -> str:
     """The grammar of one of these texts. Raises InvalidArgument without any, and for an empty one."""
     if not texts or not all(texts):
         raise InvalidArgument("choice holds one text at least, and none of them is empty.", reason=BAD_GRAMMAR)
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
-def constrained(schema: Any, names: bool = False) -> Any:
+def without_annotations(schema: Any, names: bool = False) -> Any:
     """`schema` without the formats of strings that nothing constrains; `names`: its keys are names of properties."""
     if isinstance(schema, list):
-        return [constrained(each) for each in schema]
+        return [without_annotations(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {}
     for key, value in schema.items():
         if names:
-            kept[key] = constrained(value)
+            kept[key] = without_annotations(value)
         elif key in _VALUES:
             kept[key] = value
         elif key != "format" or value in FORMATS_OF_STRINGS or not isinstance(value, str):
-            kept[key] = constrained(value, names=key in ("properties", "patternProperties", "$defs", "definitions"))
+            kept[key] = without_annotations(value, names=key in _NAMED)
     return kept

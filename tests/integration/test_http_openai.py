@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from slipstream.errors import ResourceExhausted
-from slipstream.tokenizer.structured_output import OPTIONS_KEY, whitespace
+from slipstream.tokenizer.structured_output import OPTIONS_KEY, whitespace_options
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import TEXT, Setting
 from tests.web import CHAT_TEMPLATE, SPECULATION_KEYS, Web, check_speculation, web
@@ -187,7 +187,9 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         ({"structured_outputs": {"json_object": True}}, types_pb2.StructuredOutput(json_schema='{"type": "object"}')),
         (
             {"structured_outputs": {"json": '{"type": "null"}', "whitespace_pattern": "[ ]?"}},
-            types_pb2.StructuredOutput(json_schema=json.dumps({OPTIONS_KEY: whitespace("[ ]?"), "type": "null"})),
+            types_pb2.StructuredOutput(
+                json_schema=json.dumps({OPTIONS_KEY: whitespace_options("[ ]?"), "type": "null"})
+            ),
         ),
     ],
 )

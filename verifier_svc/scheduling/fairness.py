@@ -108,7 +108,7 @@ class Claim(NamedTuple, Generic[K]):
     tenant: str
     blocks: int
     held: bool
-    """Whether it has its KV."""
+    """Whether the session has its KV."""
 
 
 def share_of(claims: Iterable[Claim[K]], room: int) -> float:

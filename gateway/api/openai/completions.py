@@ -81,12 +81,12 @@ class CompletionCall(Call):
         return self._choice(choice, echoed + choice.text, len(echoed))
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
-        choice = stream.choice
-        prompt = await self._echoed(choice) if self.asked.echo else ""
-        echoed = prompt if isinstance(event, gateway_pb2.Started) and not stream.resumed else ""
+        choice, echoed = stream.choice, ""
+        if isinstance(event, gateway_pb2.Started):
+            echoed = "" if stream.resumed else await self._echoed(choice)
         if not (echoed or choice.text or choice.finished):
             return None
-        return self._choice(choice, echoed + choice.text, len(prompt) + stream.characters)
+        return self._choice(choice, echoed + choice.text, stream.characters)
 
     async def _echoed(self, choice: Choice) -> str:
         return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""

@@ -19,7 +19,7 @@ from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.proto_conversion import structure_to_proto
-from slipstream.tokenizer.structured_output import OPTIONS_KEY, StructuredOutput, choice, whitespace
+from slipstream.tokenizer.structured_output import OPTIONS_KEY, StructuredOutput, choice_grammar, whitespace_options
 from slipstream.v1 import gateway_pb2, types_pb2
 
 log = logging.getLogger(__name__)
@@ -278,15 +278,15 @@ def _format(asked: ResponseFormat | None) -> types_pb2.StructuredOutput | None:
 def _outputs(asked: StructuredOutputs | None) -> types_pb2.StructuredOutput | None:
     if asked is None:
         return None
-    named = {
-        "json_schema": {"type": "object"} if asked.json_object else asked.json_,
-        "regex": asked.regex,
-        "grammar": asked.grammar if asked.choice is None else choice(asked.choice),
+    named: dict[str, list[Any]] = {
+        "json_schema": [asked.json_, {"type": "object"} if asked.json_object else None],
+        "regex": [asked.regex],
+        "grammar": [asked.grammar, None if asked.choice is None else choice_grammar(asked.choice)],
     }
-    given = {name: value for name, value in named.items() if value is not None}
-    if len(given) != 1 or (asked.json_object and asked.json_) or (asked.choice and asked.grammar):
+    given = [(name, value) for name, values in named.items() for value in values if value is not None]
+    if len(given) != 1:
         raise InvalidArgument("structured_outputs holds one of json, regex, grammar, choice and json_object.")
-    name, value = given.popitem()
+    ((name, value),) = given
     if asked.whitespace_pattern is not None:
         value = _spaced(name, value, asked.whitespace_pattern)
     structure = types_pb2.StructuredOutput()
@@ -305,4 +305,4 @@ def _spaced(name: str, schema: Any, pattern: str) -> Any:
             raise InvalidArgument(f"structured_outputs.json is not JSON: {error}.") from error
     if not isinstance(schema, dict):
         raise InvalidArgument("structured_outputs.whitespace_pattern needs a schema that is an object.")
-    return {OPTIONS_KEY: whitespace(pattern), **schema}
+    return {OPTIONS_KEY: whitespace_options(pattern), **schema}

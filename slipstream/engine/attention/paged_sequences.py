@@ -14,8 +14,6 @@ from slipstream.engine.segment import Segment
 class PagedSequences:
     """KV of `layers` for `tokens` tokens."""
 
-    batch_invariant = True
-
     def __init__(
         self, layers: list[AttentionLayer], max_length: int, device: torch.device, tokens: int, block_size: int
     ) -> None:
@@ -26,12 +24,10 @@ class PagedSequences:
         self._store = KVStore(layers, self.rows)
         self.kv = KVCache(pool, max_length, self._store.queue_moves)
 
-    def plan(self, segments: list[Segment]) -> AttentionPlan:
+    def plan(self, segments: list[Segment], *, batch_invariant: bool) -> AttentionPlan:
         """The next step's plan; `computed` follows its forward pass."""
         self._store.apply_moves()
-        return AttentionPlan(
-            segments, self._store, self._device, self.kv.max_length, batch_invariant=self.batch_invariant
-        )
+        return AttentionPlan(segments, self._store, self._device, self.kv.max_length, batch_invariant=batch_invariant)
 
     def computed(self, segments: list[Segment]) -> None:
         for segment in segments:

@@ -136,14 +136,14 @@ class _Stage:
     def __init__(self, player: Player, length: int, outputs: list[torch.Tensor] | None) -> None:
         """`outputs`: what hooks collect; None: the forward is asked for hidden states, but for the last layer's."""
         self.pages = PagedSequences(player.layers, length, player.device, _ENGINE_TOKENS, BLOCK)
-        self.pages.batch_invariant = player.batch_invariant
         self._player, self._outputs = player, outputs
         self._request = None if outputs is not None else HiddenRequest(tuple(range(1, len(player.layers))))
         self.logits: list[torch.Tensor] = []
         self.states: list[list[torch.Tensor]] = []
 
     def step(self, segments: list[Segment], positions: list[int]) -> None:
-        player, plan = self._player, self.pages.plan(segments)
+        player = self._player
+        plan = self.pages.plan(segments, batch_invariant=player.batch_invariant)
         output = player.forward(
             _Moved(plan, torch.tensor([positions], device=player.device), player.in_one_call), self._request
         )

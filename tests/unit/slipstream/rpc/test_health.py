@@ -74,7 +74,7 @@ def test_whoever_accepts_and_says_nothing_is_not_healthy() -> None:
 
 
 class Watcher:
-    """The context of a call of `Watch` whose client reads when it is told to."""
+    """The context of a call of `Watch` whose client reads once `reading` is set."""
 
     def __init__(self, reads: bool) -> None:
         self.reading, self.answers, self.code = asyncio.Event(), list[health_pb2.HealthCheckResponse](), None

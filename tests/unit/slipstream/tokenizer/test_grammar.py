@@ -20,8 +20,8 @@ from slipstream.tokenizer.structured_output import (
     MAX_BYTES,
     OPTIONS_KEY,
     StructuredOutput,
-    choice,
-    whitespace,
+    choice_grammar,
+    whitespace_options,
 )
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
@@ -208,11 +208,15 @@ PERSON: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
         ),
         (StructuredOutput("json_schema", json.dumps(PERSON)), ['{"a": 1}'], ['{"a":1}', '{\n"a": 1}', "{}"]),
         (
-            StructuredOutput("json_schema", json.dumps(PERSON | {OPTIONS_KEY: whitespace(r"[ \n]{0,2}")})),
+            StructuredOutput("json_schema", json.dumps(PERSON | {OPTIONS_KEY: whitespace_options(r"[ \n]{0,2}")})),
             ['{"a": 1}', '{"a":1}', '{\n "a" :1}'],
             ['{\n  "a": 1}', '{\t"a": 1}'],
         ),
-        (StructuredOutput("grammar", choice(["ja", 'a "b"\n', "是"])), ["ja", 'a "b"\n', "是"], ["jaja", "j", ""]),
+        (
+            StructuredOutput("grammar", choice_grammar(["ja", 'a "b"\n', "是"])),
+            ["ja", 'a "b"\n', "是"],
+            ["jaja", "j", ""],
+        ),
     ],
 )
 def test_json_has_the_space_that_json_dumps_writes_unless_its_schema_says_otherwise(
