@@ -11,6 +11,7 @@ import transformers
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
+from slipstream.engine.models.lean_files import equal_parts, read_parts
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
 from tests.greedy import greedy
@@ -31,8 +32,12 @@ def engine(smollm2: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def library(smollm2: Path) -> Any:
+    return library_model(smollm2, torch.float32)
+
+
+def library_model(folder: Path, dtype: torch.dtype) -> Any:
     kind = transformers.AutoModelForCausalLM
-    return kind.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
+    return kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def generated(library: Any, prompt: list[int], count: int) -> list[int]:
@@ -85,3 +90,11 @@ def test_logprobs_are_within_a_thousandth_of_the_library_s(
         assert one.logprob == pytest.approx(float(row[token]), abs=1e-3)
         assert [share for _, share in one.top] == pytest.approx(row.topk(5).values.tolist(), abs=1e-3)
         assert [float(row[other]) for other, _ in one.top] == pytest.approx([s for _, s in one.top], abs=1e-3)
+
+
+def test_a_second_start_reads_the_same_model(smollm2: Path, library: Any) -> None:
+    """Without the library's code, by what an earlier start found."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = library if dtype is torch.float32 else library_model(smollm2, dtype)
+        parts = read_parts(smollm2, model.config, dtype, [None] * model.config.num_hidden_layers)
+        assert equal_parts(parts, model, parts.layers)

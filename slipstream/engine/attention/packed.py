@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from transformers.modeling_utils import AttentionInterface
 
 from slipstream.errors import FailedPrecondition
 
@@ -46,6 +45,8 @@ def attention(
 
 def register() -> None:
     """Makes `attn_implementation=NAME` known to the library; calling it again is harmless."""
+    from transformers.modeling_utils import AttentionInterface  # of which a checkpoint that is known needs nothing
+
     AttentionInterface.register(NAME, attention)
 
 

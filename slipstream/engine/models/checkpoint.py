@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,21 +17,14 @@ from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import DIGITS, ModelInfo
 from slipstream.engine.models.arithmetic import computation_of
 from slipstream.engine.models.attention_layers import probe_layers
+from slipstream.engine.models.description import describe
 from slipstream.engine.models.fast_dtype import announced_dtype
-from slipstream.engine.models.forward_trial import try_forward
+from slipstream.engine.models.forward_trial import Tried, lean_decoder, try_forward
+from slipstream.engine.models.known_files import KnownFiles
 from slipstream.engine.models.lean_selection import FAMILIES, fits
 from slipstream.engine.models.quantisation import convert, loading_options, prepare_checkpoint
-from slipstream.engine.models.weights_digest import weights_digest
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
-from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
-from slipstream.tokenizer.vocabulary import (
-    as_ids,
-    fingerprint,
-    is_local,
-    load_tokenizer,
-    source_and_revision,
-    tokenizer_file,
-)
+from slipstream.tokenizer.vocabulary import is_local, source_and_revision
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -68,7 +60,6 @@ def load_checkpoint(
     """
     if dtype not in DTYPES:
         raise InvalidArgument(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
-    register()
     library_logging.disable_progress_bar()
     source, revision = source_and_revision(name)
     options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision, "trust_remote_code": False}
@@ -78,24 +69,45 @@ def load_checkpoint(
     asked, kernels = dtype, lean and config.model_type in FAMILIES and find_kernels() is not None
     if dtype == "auto" and device == "cpu" and not quantised and isinstance(own, torch.dtype):
         dtype = str(announced_dtype(name, own, kernels=kernels)).removeprefix("torch.")
+    place = torch.device(device)
+    read = None if quantised or not lean else _known_files(name, source, config, dtype, place)
+    if read is not None and (known := read.read()) is not None:
+        parts, info = known
+        return _checkpoint(Tried(lean_decoder(parts.model, parts.layers)), parts.layers, info, place)
     model = _load_model(source, config, options | loading_options(quantisation, config, dtype, device))
     parameters = model.num_parameters()  # now: the modules that replace others below have none
     model = convert(quantisation, model).eval().requires_grad_(False)
     if not quantised:
         model.to(device)
-    place = torch.device(device)
     layers = _layers(model, config, place, quantised)
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
-    info = _info(name, model, precision, parameters)
+    generation = model.generation_config
+    size = model.get_output_embeddings().out_features
+    info = describe(name, config, generation, precision, size, parameters)
     fast = lean and quantised in ("", "int8") and fits(model)
     for_kernels = kernels and asked != dtype  # which may not serve this model, in whose type it is slow without them
     if for_kernels and not fast:
         return load_checkpoint(name, asked, device, quantisation, lean=False)
+    alike = read is not None and fast and read.equals(model, layers, info)  # now: a lean pass takes the weights
     tried = try_forward(model, layers, info, place, lean=fast)
     if for_kernels and tried.notice:  # kernels may have lost too much in that type alone
         loaded = load_checkpoint(name, "float32", device, quantisation)
         return replace(loaded, info=replace(loaded.info, forward_notice=tried.notice))
-    computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], precision, tried.forward.path, layers)
+    if read is not None and alike and tried.forward.path != "library":
+        read.keep(layers)
+    return _checkpoint(tried, layers, info, place)
+
+
+def _known_files(name: str, source: str, config: Any, dtype: str, place: torch.device) -> KnownFiles | None:
+    """None for a checkpoint that the library alone reads."""
+    served = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+    if config.model_type not in FAMILIES or place.type != "cpu" or not isinstance(served, torch.dtype):
+        return None
+    return KnownFiles(name, source, config, served)
+
+
+def _checkpoint(tried: Tried, layers: list[AttentionLayer], info: ModelInfo, place: torch.device) -> Checkpoint:
+    computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], info.dtype, tried.forward.path, layers)
     info = replace(
         info,
         arithmetic=computed.name,
@@ -121,7 +133,8 @@ def describe_checkpoint(name: str) -> ModelInfo:
     model = _without_weights(source, config)
     with contextlib.suppress(OSError):  # many checkpoints have no file of it
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
-    return _info(name, model, "", model.num_parameters())
+    size = model.get_output_embeddings().out_features
+    return describe(name, model.config, model.generation_config, "", size, model.num_parameters())
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
@@ -129,8 +142,6 @@ def _load_config(source: str, options: dict[str, Any]) -> Any:
         config = AutoConfig.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError) as error:
         raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
-    if why := why_unsupported(config):
-        raise _unsupported(source, why)
     return config
 
 
@@ -164,6 +175,10 @@ def _without_weights(source: str, config: Any) -> Any:
 
 
 def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
+    """Imports the library's modelling code. Raises FailedPrecondition."""
+    if why := why_unsupported(config):
+        raise _unsupported(source, why)
+    register()
     try:
         return AutoModelForCausalLM.from_pretrained(
             source, config=config, attn_implementation=NAME, use_safetensors=True, **options
@@ -191,53 +206,6 @@ def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> li
     if blind:
         raise _unsupported(config.model_type, f"layers {blind} keep their sliding window from the attention function")
     return layers
-
-
-def _info(name: str, model: Any, dtype: str, parameters: int) -> ModelInfo:
-    source, _ = source_and_revision(name)
-    config = model.config.get_text_config(decoder=True)
-    vocabulary_size = model.get_output_embeddings().out_features
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    return ModelInfo(
-        name=Path(source).name if is_local(name) else source,
-        revision=_revision(name, source),
-        vocabulary_size=vocabulary_size,
-        fingerprint=_fingerprint(name, vocabulary_size),
-        max_length=_max_length(config),
-        dtype=dtype,
-        parameters=parameters,
-        eos_token_ids=as_ids(eos if eos is not None else config.eos_token_id),
-        chat_template=chat_template_fingerprint(name),
-    )
-
-
-def _revision(name: str, source: str) -> str:
-    if is_local(name):
-        return f"local-{weights_digest(Path(source))}"
-    return tokenizer_file(name, "config.json").parent.name  # lies in a folder that is named after its commit
-
-
-def _fingerprint(name: str, vocabulary_size: int) -> str:
-    try:
-        return fingerprint(load_tokenizer(name))
-    except NotFound:
-        # A bare checkpoint: token ids of equally many tokens are the best that can be promised.
-        return f"size-{vocabulary_size}"
-
-
-def _max_length(config: Any) -> int:
-    """Beyond the original length, dynamic and long rotary embeddings depend on the longest session of a step, so one
-    session's text would depend on the others. They are served up to that length.
-    """
-    longest = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
-    rope = getattr(config, "rope_parameters", None) or {}
-    flat = [rope] if "rope_type" in rope else [part for part in rope.values() if isinstance(part, dict)]
-    for part in flat:
-        if part.get("rope_type") in ("dynamic", "longrope"):
-            original = part.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None)
-            longest = min(longest, int(original or longest))
-    return longest
 
 
 def _unreadable(name: str, error: Exception) -> FailedPrecondition:

@@ -15,7 +15,7 @@ from slipstream.engine.attention.plan import AttentionPlan
 from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.kernels.norms import RmsNorm
 from slipstream.engine.kvcache.store import KVStore
-from slipstream.engine.models import excerpt, forward_trial, lean_decoder
+from slipstream.engine.models import excerpt, forward_trial, known_files, lean_decoder
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.excerpt import SHORT_VOCABULARY, SHORT_WINDOW, Excerpt
 from slipstream.engine.models.forward_trial import distances, same_function
@@ -34,6 +34,7 @@ SOME_SLIDE = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each load is tried, though the same weights passed before."""
     monkeypatch.setattr(forward_trial, "report_of", lambda question: "")
+    monkeypatch.setattr(known_files, "report_of", lambda question: "")
 
 
 @pytest.fixture(scope="module")
