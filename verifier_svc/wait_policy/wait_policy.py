@@ -8,6 +8,7 @@ Nothing here does I/O or reads a clock, so that the capacity simulation (`capaci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -141,14 +142,16 @@ class WaitPolicy(Generic[Key]):
         expected: Mapping[Key, ExpectedGain],
         awaited: Mapping[Key, tuple[DelayDistribution, float]],
         waited_s: float,
+        most_s: float = math.inf,
     ) -> float:
-        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting. `expected`:
+        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting, `most_s` at
+        most in all. `expected`:
         of the sessions for which candidates are on their way; `awaited`: how long those of each take, and for how many
         seconds they have been awaited."""
         self._gain_ratio.observe(expected)
         ratio = self._gain_ratio.value
         gains = {key: gain for key, each in expected.items() if (gain := each.gain * ratio - each.cost) > 0.0}
-        most_s = min(self._max_wait_s, MAX_WAIT_STEPS * step.seconds) - waited_s
+        most_s = min(most_s, self._max_wait_s, MAX_WAIT_STEPS * step.seconds) - waited_s
         pause = wait_s(self._rate(step), _grouped(gains, awaited, most_s), most_s, TIMER_S)
         if pause > 0.0:
             self._gain_ratio.start_wait(expected)
