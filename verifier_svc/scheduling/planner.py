@@ -33,7 +33,7 @@ from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.drafting_trial import ComparedStep, compared_step
-from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
+from verifier_svc.wait_policy.wait_policy import ExpectedGain, PricedStep, WaitPolicy
 
 PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
@@ -69,6 +69,8 @@ class StepPlan:
     """Calibrated path probabilities of each competing session's best candidates; the step holds the first of them."""
     limit_s: float = math.inf
     """Most seconds that it may take with prompts and waiting, for the sake of each tenant in it."""
+    others: PricedStep | None = None
+    """Of several tenants, the step without the one that has the most of it."""
 
     @property
     def sessions(self) -> int:
@@ -184,7 +186,8 @@ class Planner:
             limit_s, shares = self._step_shares.divide(works, cost, _parts(tenants, plan), seconds)
             if shares is not None:
                 plan = self._shared(shares, offered, cost, prefill)
-            plan = replace(plan, limit_s=limit_s)
+            others = self._others(_parts(tenants, plan), plan, shares is not None)
+            plan = replace(plan, limit_s=limit_s, others=others)
             room = min(
                 room,
                 tokens_within(lambda n: cost.seconds(n, max(1, len(plan.step))), self._limits.step_tokens, limit_s),
@@ -212,6 +215,15 @@ class Planner:
             if more.keys() <= least.keys():
                 return plan
             least |= more
+
+    def _others(self, parts: Mapping[str, Part], plan: StepPlan, bound: bool) -> PricedStep | None:
+        most = max(parts, key=lambda tenant: parts[tenant].tokens)
+        tokens = sum(part.tokens for tenant, part in parts.items() if tenant != most)
+        sessions = sum(each.session.tenant != most for each in plan.step)
+        if not sessions:
+            return None
+        expected = sum(part.expected for tenant, part in parts.items() if tenant != most)
+        return PricedStep(sessions, tokens, expected / self._curve.seconds(tokens, sessions), bound)
 
     def _allotted(
         self, offered: list[OfferedSession], room: int, prefill: int, least: Mapping[int, int] = NOTHING
@@ -307,7 +319,7 @@ class Planner:
             self._mixed = 0
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
             changed = self._wait_policy.observe_step(
-                plan, timing.tokens, timing.seconds + timing.waited, self._compared(plan, timing, outcomes)
+                plan, timing.tokens, timing.seconds + timing.waited, self._compared(plan, timing, outcomes), plan.others
             )
         else:
             self._observe_prompts(plan, timing)
