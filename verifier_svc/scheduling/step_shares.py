@@ -9,9 +9,9 @@ predicted seconds. A step takes at most
 
     L = T * u,    and at most twice what it takes without the tenant that has more than half of it.
 
-The tokens that take L are divided by deficit round robin (`fairness`), so that each tenant has those of its own step or
-as many as any other one. Where those are fewer than its sessions, some sit this step out, those that decoded last
-(`Shares.places`); its prompts leave its sessions half of them. Within that the budget chooses what brings the most
+The tokens that take L are divided by deficit round robin (`slipstream.fair_shares`), so that each tenant has those of
+its own step or as many as any other one. Where those are fewer than its sessions, some sit this step out, those that
+decoded last (`Shares.places`); its prompts leave its sessions half of them. Within that the budget chooses what brings the most
 tokens a second, as for one tenant; only if that leaves somebody less than was promised do candidates of its own step
 come first (`Shares.least`).
 
@@ -29,8 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipstream.fair_shares import ROUNDING, DeficitRoundRobin, TenantDemand, fair_level
 from verifier_svc.scheduling.budget import Offer, allot
-from verifier_svc.scheduling.fairness import ROUNDING, DeficitRoundRobin, TenantDemand, fair_level
 from verifier_svc.scheduling.prefill import tokens_within
 
 
