@@ -21,13 +21,13 @@ from slipstream.tenants import PerTenant
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.estimators.calibration import Calibration
-from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
+from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.round_result import StepTiming
 from verifier_svc.scheduling.budget import NOTHING, allot
 from verifier_svc.scheduling.candidate_offers import CandidateOffers, OfferedSession, labels, workload
 from verifier_svc.scheduling.fairness import turns
-from verifier_svc.scheduling.prefill import PROMPT_STEPS, SHORT_STEPS, PrefillShares, PromptCost, tokens_within
+from verifier_svc.scheduling.prompt_room import PromptRoom
 from verifier_svc.scheduling.step_shares import Part, Shares, StepCosts, StepShares, TenantWork
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
@@ -37,10 +37,6 @@ from verifier_svc.wait_policy.wait_policy import ExpectedGain, PricedStep, WaitP
 
 PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
-PLAIN_EVERY = 16
-"""While prompts come, one of so many steps that decode holds none: it shows what decoding takes by itself."""
-OWN_WEIGHT, OWN_LEAST, OWN_MOST = 0.3, 0.25, 4.0
-"""Weight of such a step, and the least and most that it counts as, by what the curve gives."""
 NO_CANDIDATES = Selection()
 ANY_CANDIDATES = ExecutorLimits()
 
@@ -104,10 +100,8 @@ class Planner:
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
         self._offers = CandidateOffers(limits.executor, self._calibrations)
-        self._prompt_cost, self._prefill_shares = PromptCost(), PrefillShares()
+        self._prompt_room = PromptRoom(curve, limits.step_tokens, limits.prefill_tokens)
         self._step_shares = StepShares()
-        self._own_factor, self._mixed = 1.0, 0
-        """What steps without prompts take by what the curve gives, and steps with prompts since the last one."""
         self._masks_s = 0.0
         """Seconds for which the last plan should wait for the masks of a session's grammar."""
 
@@ -123,49 +117,22 @@ class Planner:
             if session.runnable and (session.constraint is None or self._has_masks(session.constraint))
         ]
         decoding = [session for session in runnable if session.pending == 1]
-        plain = bool(decoding) and self._mixed >= PLAIN_EVERY - 1
+        plain = bool(decoding) and self._prompt_room.plain_next
         prefilling = [] if plain else [session for session in runnable if session.pending > 1]
         reserved = 0
         if decoding and prefilling:
-            most = min(self._room_beside(len(decoding), len(decoding)), self._limits.step_tokens // 2)
+            most = min(self._prompt_room.beside(len(decoding), len(decoding)), self._limits.step_tokens // 2)
             reserved = min(most, sum(session.pending for session in prefilling))
         places = min(self._limits.step_tokens - reserved, self._most_decoding(len(prefilling)))
         decoding = _first(decoding, places, lambda session: session.idle_since)
         plan = self._plan_decoding(decoding, prefilling, reserved)
         if prefilling:
-            places = self._limits.executor.max_sequences - len(decoding)
+            used, here = sum(scheduled.tokens for scheduled in plan.step), len(plan.step)
+            places = self._limits.executor.max_sequences - here
             prompts = _first(prefilling, places, lambda session: session.arrival)
-            for session, size in self._prefill(prompts, plan).items():
+            for session, size in self._prompt_room.divide(prompts, used, here, plan.limit_s).items():
                 plan.step.append(_schedule(session, size, NO_CANDIDATES))
         return plan
-
-    def _prefill(self, prompts: list[Session], plan: StepPlan) -> dict[Session, int]:
-        """Tokens of each prompt that the step computes beside the sessions that decode in it."""
-        used, decoding = sum(scheduled.tokens for scheduled in plan.step), len(plan.step)
-        if decoding:
-            room = min(self._room_beside(used, decoding, plan.limit_s), self._limits.step_tokens - used)
-            room_s = PROMPT_STEPS * self._own_factor * self._curve.seconds(used, decoding)
-        else:
-            whole = self._costs(prompts).whole
-            room = max(1, tokens_within(lambda size: whole(0, 0, size), self._room_alone(prompts), plan.limit_s))
-            room_s = self._prompt_cost.factor * self._curve.seconds(room, 1)
-        return self._prefill_shares.divide(prompts, room, self._prompt_cost.per_pair_s * room / room_s)
-
-    def _room_beside(self, tokens: int, sessions: int, limit_s: float = math.inf) -> int:
-        """Most prompt tokens of a step with so many tokens of sessions that decode; one at least. `limit_s`: seconds of
-        the step."""
-        own_s = self._curve.seconds(tokens, sessions)
-        most = min(self._limits.prefill_tokens, self._limits.step_tokens - tokens)
-        added_s = min(PROMPT_STEPS * own_s, limit_s - own_s) * self._own_factor / self._prompt_cost.factor
-        return max(1, tokens_within(lambda size: self._curve.seconds(tokens + size, sessions) - own_s, most, added_s))
-
-    def _room_alone(self, prompts: Sequence[Session]) -> int:
-        """Most prompt tokens of a step in which no session decodes: fewer where there are other tenants."""
-        most = self._limits.step_tokens
-        if not any(session.tenant for session in prompts):
-            return most
-        least_s = SHORT_STEPS * self._curve.seconds(most, 1) / most
-        return next((size for size in BUCKETS if self._curve.seconds(size, 1) <= size * least_s and size < most), most)
 
     def _has_masks(self, constraint: GrammarConstraint) -> bool:
         self._masks_s = max(self._masks_s, constraint.worth_waiting_s())
@@ -179,7 +146,7 @@ class Planner:
         tenants = list(dict.fromkeys(session.tenant for session in (*sessions, *prompts)))
         plan = self._allotted(offered, room, prefill)
         if len(tenants) > 1:
-            cost = self._costs(prompts)
+            cost = self._prompt_room.costs(prompts)
             works = {tenant: _work(tenant, offered, prompts) for tenant in tenants}
             used = sum(scheduled.tokens for scheduled in plan.step)
             seconds = cost.whole(used, len(plan.step), prefill)
@@ -188,10 +155,8 @@ class Planner:
                 plan = self._shared(shares, offered, cost, prefill)
             others = self._others(_parts(tenants, plan), plan, shares is not None)
             plan = replace(plan, limit_s=limit_s, others=others)
-            room = min(
-                room,
-                tokens_within(lambda n: cost.seconds(n, max(1, len(plan.step))), self._limits.step_tokens, limit_s),
-            )
+            here = max(1, len(plan.step))
+            room = min(room, cost.within(here, limit_s, self._limits.step_tokens) - prefill - len(plan.step))
         return self._with_windows(plan, room - sum(len(scheduled.selection) for scheduled in plan.step), prefill)
 
     def _shared(self, shares: Shares, offered: list[OfferedSession], cost: StepCosts, prefill: int) -> StepPlan:
@@ -238,11 +203,6 @@ class Planner:
         step = [_schedule(each.session, 1, some) for each, some in zip(offered, chosen, strict=True)]
         paths = {each.session: list(each.offer.probabilities) for each in offered if each.offer is not None}
         return StepPlan(step, allotment.tokens + len(offered) - len(offers), allotment.seconds, paths)
-
-    def _costs(self, prompts: Sequence[Session]) -> StepCosts:
-        added = self._prompt_cost.factor / self._own_factor
-        alone, room = self._room_alone(prompts), self._limits.step_tokens
-        return StepCosts(self._curve.seconds, self._curve.over, added, self._room_beside, alone, room)
 
     def _with_windows(self, plan: StepPlan, room: int, prefill: int) -> StepPlan:
         """The plan with rows of lookahead windows, where a session's candidates leave them room and they pay."""
@@ -314,9 +274,7 @@ class Planner:
         """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
         step that its rejected candidates took."""
         if plan.decoding:
-            share = timing.seconds / self._curve.seconds(timing.tokens, timing.sessions)
-            self._own_factor += OWN_WEIGHT * (min(max(share, OWN_LEAST), OWN_MOST) - self._own_factor)
-            self._mixed = 0
+            self._prompt_room.observe_plain(timing.tokens, timing.sessions, timing.seconds)
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
             changed = self._wait_policy.observe_step(
                 plan, timing.tokens, timing.seconds + timing.waited, self._compared(plan, timing, outcomes), plan.others
@@ -337,13 +295,9 @@ class Planner:
         """Learns from a step with prompts what they added to it."""
         prompts = [scheduled for scheduled in plan.step if scheduled.computed < scheduled.base - 1]
         decoding = len(plan.step) - len(prompts)
-        self._mixed += bool(decoding)
         own = timing.tokens - sum(scheduled.tokens for scheduled in prompts)
-        own_s = self._curve.seconds(own, decoding) if decoding else 0.0
-        curve_s = self._curve.seconds(timing.tokens, max(1, decoding)) - own_s
-        own_s *= self._own_factor
         pairs = sum(len(scheduled.pending) * scheduled.computed for scheduled in prompts)
-        self._prompt_cost.observe(own_s, curve_s, pairs, timing.seconds)
+        self._prompt_room.observe(own, decoding, timing.tokens, pairs, timing.seconds)
 
     def _compared(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
         """The step as trials of drafting see it; None where it shows nothing of drafting."""

@@ -11,9 +11,9 @@ predicted seconds. A step takes at most
 
 The tokens that take L are divided by deficit round robin (`slipstream.fair_shares`), so that each tenant has those of
 its own step or as many as any other one. Where those are fewer than its sessions, some sit this step out, those that
-decoded last (`Shares.places`); its prompts leave its sessions half of them. Within that the budget chooses what brings the most
-tokens a second, as for one tenant; only if that leaves somebody less than was promised do candidates of its own step
-come first (`Shares.least`).
+decoded last (`Shares.places`); its prompts leave its sessions half of them. Within that the budget chooses what brings
+the most tokens a second, as for one tenant; only if that leaves somebody less than was promised do candidates of its
+own step come first (`Shares.least`).
 
 Why that is enough: the tenant with the shortest own step has all of it in a step of at most L. Any other one has the
 tokens of its own step in as many seconds, or as many of them as anyone: with t(n) = a + b * n, and n tokens in the
@@ -87,6 +87,10 @@ class StepCosts(NamedTuple):
         """Seconds of a step with prompts."""
         own = self.seconds(tokens, sessions) if tokens else 0.0
         return own + self.prompts * (self.seconds(tokens + prompts, max(1, sessions)) - own) if prompts else own
+
+    def within(self, sessions: int, limit_s: float, most: int) -> int:
+        """Tokens of so many sessions that take so many seconds."""
+        return tokens_within(lambda size: self.seconds(size, sessions), most, limit_s)
 
     def own(self, work: TenantWork) -> tuple[OwnStep, list[int]]:
         """The step with this work alone, and how many candidates of each offer are in it."""
@@ -187,8 +191,7 @@ def _room(works: Mapping[str, TenantWork], own: Mapping[str, OwnStep], cost: Ste
     sizes = [step.size for step in own.values()]
     sessions, room = sum(work.sessions for work in works.values()), 0
     for _ in range(2):
-        rows = max(1, sessions)
-        room = tokens_within(lambda size, rows=rows: cost.seconds(size, rows), min(cost.room, sum(sizes)), limit_s)
+        room = cost.within(max(1, sessions), limit_s, min(cost.room, sum(sizes)))
         level = max(1.0, fair_level(sizes, room))
         sessions = sum(int(min(work.sessions, level)) for work in works.values())
     return room

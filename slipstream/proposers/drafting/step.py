@@ -76,6 +76,7 @@ def plan_step(
     plan, ordered = DraftPlan(), sorted(sessions, key=lambda each: (each.pending > ROUND, each.tree.node_count))
     below = {tenant: limits.expand_each(len(tenants) * count) for tenant, count in tenants.items()}
     if len(tenants) > 1:
+        levels = max(1, levels // len(tenants))  # no call is broken off for what another tenant wants meanwhile
         frontiers, given = _divided(ordered, limits, levels, below, shares)
     else:
         frontiers, given = shared_frontiers(ordered, limits.expand), None
