@@ -10,7 +10,8 @@ from typing import Protocol
 
 from capacity.cost import Cost
 from capacity.guessing import SimulatedGuess, SimulatedTree
-from slipstream.proposers.drafting.step import PASS_NODES, PROMPTS, ROUND
+from slipstream.proposers.drafting.shares import PROMPTS
+from slipstream.proposers.drafting.step import PASS_NODES, ROUND
 from verifier_svc.sources.flow_control import AHEAD
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE

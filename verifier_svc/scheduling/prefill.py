@@ -7,8 +7,8 @@ token of a prompt. Where no session decodes, a step takes as many tokens as it c
 shorter, for another tenant's first token would wait for it: as short as costs no more than `SHORT_STEPS` times as much
 per token.
 
-**Whose.** Tenants share that time by deficit round robin (`fairness`), lower priorities getting what higher ones leave.
-A tenant's share goes half to its first prompt and half to the one that has the least left.
+**Whose.** Tenants share that time by deficit round robin (`slipstream.fair_shares`), lower priorities getting what
+higher ones leave. A tenant's share goes half to its first prompt and half to the one that has the least left.
 
 Where a prompt is cut changes no bit of its text (docs/exactness.md).
 """
@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from verifier_svc.scheduling.fairness import ROUNDING, DeficitRoundRobin, TenantDemand
+from slipstream.fair_shares import ROUNDING, DeficitRoundRobin, TenantDemand
 
 PROMPT_STEPS = 1.0
 """Prompts add so many times a step's own seconds to it at most."""
