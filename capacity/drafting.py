@@ -43,9 +43,8 @@ class SimulatedSession:
     output: int
     tree: SimulatedTree
     drafter: SimulatedDrafter | None = None
-    rank: int = 0
-    """Order of arrival at its verifier."""
-    priority: int = 0
+    rank: tuple[int, int] = (0, 0)
+    """Priority, which is everybody's, and order of arrival at its verifier."""
     pending: int = 0
     """Tokens of the prompt that the verifier has not read."""
     reading: int = 0

@@ -122,7 +122,7 @@ def test_a_salt_names_no_tenant() -> None:
                 request = decode_request(number, [1, 2], 9, 0, [], tenant_salt("victim", ""))
                 request.commands[0].open.tenant = tenant
                 gateway.receive(request)
-            return running.service.by_id["session-0"].tenant, running.service.by_id["session-1"].tenant
+            return running.service.by_id["session-0"].request.tenant, running.service.by_id["session-1"].request.tenant
 
     assert run(main()) == ("", tenant_id("victim"))
 

@@ -39,9 +39,11 @@ class CandidateOffers:
         # Under the ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions do
         # not compete: each has its share of the room, set aside before any candidates are looked at.
         share = room // max(1, len(sessions))
-        drawn = {each: self.select(each, min(self.limit(each), share)) for each in sessions if each.sampling.drawn}
+        drawn = {
+            each: self.select(each, min(self.limit(each), share)) for each in sessions if each.request.sampling.drawn
+        }
         room -= sum(map(len, drawn.values()))
-        groups = {tenant: group for group, tenant in enumerate(dict.fromkeys(each.tenant for each in sessions))}
+        groups = {tenant: group for group, tenant in enumerate(dict.fromkeys(each.request.tenant for each in sessions))}
         found: list[OfferedSession] = []
         for session in sessions:
             if session in drawn:
@@ -49,7 +51,9 @@ class CandidateOffers:
                 continue
             limit = self.limit(session)
             choice = self._choose(session, min(limit, room))
-            found.append(OfferedSession(session, choice.selection, Offer(choice.paths, limit, groups[session.tenant])))
+            found.append(
+                OfferedSession(session, choice.selection, Offer(choice.paths, limit, groups[session.request.tenant]))
+            )
         return found
 
     def limit(self, session: Session) -> int:
@@ -58,7 +62,7 @@ class CandidateOffers:
 
     def paths(self, session: Session, chosen: Selection) -> list[float]:
         """Calibrated path probabilities."""
-        calibration = self._calibrations[session.tenant]
+        calibration = self._calibrations[session.request.tenant]
         return calibration.path_probabilities(labels(session, chosen), workload(session), chosen)
 
     def _choose(self, session: Session, limit: int) -> CandidateChoice:
@@ -84,7 +88,7 @@ class CandidateOffers:
         """Candidates of a form that the executor can verify: the likeliest ones, or under the ratio rule the first ones
         drawn (of a chain the first children), whatever their tokens are."""
         tree, trees = session.tree, self._limits.verifies_trees
-        if not session.sampling.drawn:
+        if not session.request.sampling.drawn:
             return tree.select_likeliest(limit) if trees else tree.select_likeliest_chain(limit)
         return tree.select_first_created(limit) if trees else tree.select_first_children(limit)
 
@@ -98,5 +102,5 @@ def workload(session: Session) -> str:
     """The kind of work with how long its context is, for a drafter may be good at one length and bad at another; and a
     lossy rule, which accepts more."""
     at = bisect_right(LONG_CONTEXTS, len(session.tokens))
-    found = f"{session.workload} beyond {LONG_CONTEXTS[at - 1]} tokens" if at else session.workload
-    return f"{found}, {session.sampling.acceptance}" if session.sampling.lossy else found
+    found = f"{session.request.workload} beyond {LONG_CONTEXTS[at - 1]} tokens" if at else session.request.workload
+    return f"{found}, {session.request.sampling.acceptance}" if session.request.sampling.lossy else found

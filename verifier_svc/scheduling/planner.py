@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.tenants import PerTenant
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.constraints import GrammarConstraint
+from verifier_svc.constraints import Constraint
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
@@ -134,7 +134,7 @@ class Planner:
                 plan.step.append(_schedule(session, size, NO_CANDIDATES))
         return plan
 
-    def _has_masks(self, constraint: GrammarConstraint) -> bool:
+    def _has_masks(self, constraint: Constraint) -> bool:
         self._masks_s = max(self._masks_s, constraint.worth_waiting_s())
         return constraint.ready
 
@@ -143,7 +143,7 @@ class Planner:
         `prefill` tokens of `prompts` share the step."""
         room = self._limits.step_tokens - prefill - len(sessions)
         offered = self._offers.of(sessions, room)
-        tenants = list(dict.fromkeys(session.tenant for session in (*sessions, *prompts)))
+        tenants = list(dict.fromkeys(session.request.tenant for session in (*sessions, *prompts)))
         plan = self._allotted(offered, room, prefill)
         if len(tenants) > 1:
             cost = self._prompt_room.costs(prompts)
@@ -163,13 +163,13 @@ class Planner:
         """The best step within the tenants' shares, in which none has less than it is promised."""
         left, prefill = dict(shares.places), min(prefill, shares.prompts)
         here: list[OfferedSession] = []
-        for each in sorted(offered, key=lambda each: (each.session.priority, each.session.idle_since)):
-            tenant = each.session.tenant
+        for each in sorted(offered, key=lambda each: (each.session.request.priority, each.session.idle_since)):
+            tenant = each.session.request.tenant
             if left[tenant] > 0:
                 left[tenant] -= 1
                 most = (shares.tokens[tenant] - shares.places[tenant]) // shares.places[tenant]
                 here.append(each if each.offer else each._replace(selection=each.selection.head(most)))
-        groups = {each.session.tenant: each.offer.group for each in here if each.offer is not None}
+        groups = {each.session.request.tenant: each.offer.group for each in here if each.offer is not None}
         least: dict[int, int] = {}
         room = sum(shares.tokens.values()) - len(here)
         while True:
@@ -184,7 +184,7 @@ class Planner:
     def _others(self, parts: Mapping[str, Part], plan: StepPlan, bound: bool) -> PricedStep | None:
         most = max(parts, key=lambda tenant: parts[tenant].tokens)
         tokens = sum(part.tokens for tenant, part in parts.items() if tenant != most)
-        sessions = sum(each.session.tenant != most for each in plan.step)
+        sessions = sum(each.session.request.tenant != most for each in plan.step)
         if not sessions:
             return None
         expected = sum(part.expected for tenant, part in parts.items() if tenant != most)
@@ -212,7 +212,7 @@ class Planner:
         price = 0.0 if self._limits.always_speculate else self.candidate_price
         step: list[ScheduledSequence] = []
         for scheduled, window in zip(plan.step, windows, strict=True):
-            if window is not None and not scheduled.session.sampling.drawn:
+            if window is not None and not scheduled.session.request.sampling.drawn:
                 left = self._offers.limit(scheduled.session) - len(scheduled.selection)
                 scheduled = scheduled._replace(window=window.rows(min(left, room), price))
                 room -= len(scheduled.window)
@@ -256,7 +256,9 @@ class Planner:
         paths = plan.paths.get(session) or self._offers.paths(session, chosen)
         own = [source in sources for sources in chosen.sources]
         limit = self._offers.limit(session)
-        return self._wait_policy.expected_gain(session.tree.version, paths, chosen.parents, own, limit, session.tenant)
+        return self._wait_policy.expected_gain(
+            session.tree.version, paths, chosen.parents, own, limit, session.request.tenant
+        )
 
     # Learning and measuring.
 
@@ -304,7 +306,9 @@ class Planner:
         if self._limits.always_speculate:
             return None
         sessions = [scheduled.session for scheduled in plan.step]
-        drafted = sum(session.max_draft_tokens > 0 and self._sources.has_source(session) for session in sessions)
+        drafted = sum(
+            session.request.max_draft_tokens > 0 and self._sources.has_source(session) for session in sessions
+        )
         tokens = sum(len(it.path) + 1 for it in outcomes if isinstance(it, AcceptanceResult))
         candidates = timing.tokens > timing.sessions
         return compared_step(timing.sessions, drafted, tokens, timing.elapsed, candidates=candidates)
@@ -313,10 +317,10 @@ class Planner:
         """Learns from what became of the sequence's candidates."""
         session, chosen, path = scheduled.session, scheduled.selection, result.path
         if len(chosen):
-            calibration = self._calibrations[session.tenant]
+            calibration = self._calibrations[session.request.tenant]
             calibration.learn(labels(session, chosen), workload(session), chosen, path)
             rejected = chosen.first_child(path[-1] if path else ROOT) is not None
-            self._wait_policy.observe_round(len(path), rejected, session.tenant)
+            self._wait_policy.observe_round(len(path), rejected, session.request.tenant)
 
     def cost_s(self, scheduled: ScheduledSequence, timing: StepTiming) -> float:
         """The sequence's own seconds of a step. The time that as many sessions take without further tokens is divided
@@ -336,17 +340,17 @@ class Planner:
 def _first(sessions: list[Session], places: int, waits: Callable[[Session], float]) -> list[Session]:
     """As many sessions as there are places: by priority, then tenant by tenant in turn, each tenant's in the order of
     `waits`."""
-    ordered = sorted(sessions, key=lambda session: (session.priority, waits(session)))
+    ordered = sorted(sessions, key=lambda session: (session.request.priority, waits(session)))
     if len(ordered) <= places:
         return ordered
-    turn = dict(zip(ordered, turns(session.tenant for session in ordered), strict=True))
-    return sorted(ordered, key=lambda session: (session.priority, turn[session]))[:places]
+    turn = dict(zip(ordered, turns(session.request.tenant for session in ordered), strict=True))
+    return sorted(ordered, key=lambda session: (session.request.priority, turn[session]))[:places]
 
 
 def _work(tenant: str, offered: Sequence[OfferedSession], prompts: Sequence[Session]) -> TenantWork:
-    own = [each for each in offered if each.session.tenant == tenant]
+    own = [each for each in offered if each.session.request.tenant == tenant]
     aside = sum(len(each.selection) for each in own if each.offer is None)
-    pending = sum(session.pending for session in prompts if session.tenant == tenant)
+    pending = sum(session.pending for session in prompts if session.request.tenant == tenant)
     return TenantWork(len(own), aside, [each.offer for each in own if each.offer is not None], pending)
 
 
@@ -354,8 +358,8 @@ def _parts(tenants: Iterable[str], plan: StepPlan) -> dict[str, Part]:
     """The tenants' parts of a step without prompts and windows."""
     tokens, expected = dict.fromkeys(tenants, 0), dict.fromkeys(tenants, 0.0)
     for each in plan.step:
-        tokens[each.session.tenant] += each.tokens
-        expected[each.session.tenant] += 1.0 + sum(plan.paths.get(each.session, [])[: len(each.selection)])
+        tokens[each.session.request.tenant] += each.tokens
+        expected[each.session.request.tenant] += 1.0 + sum(plan.paths.get(each.session, [])[: len(each.selection)])
     return {tenant: Part(tokens[tenant], expected[tenant]) for tenant in tokens}
 
 

@@ -59,7 +59,7 @@ class PromptRoom:
     def _alone(self, prompts: Sequence[Session]) -> int:
         """Most prompt tokens of a step in which no session decodes: fewer where there are other tenants."""
         most = self._step_tokens
-        if not any(session.tenant for session in prompts):
+        if not any(session.request.tenant for session in prompts):
             return most
         least_s = SHORT_STEPS * self._curve.seconds(most, 1) / most
         return next((size for size in BUCKETS if self._curve.seconds(size, 1) <= size * least_s and size < most), most)
