@@ -153,7 +153,7 @@ class Planner:
             limit_s, shares = self._step_shares.divide(works, cost, _parts(tenants, plan), seconds)
             if shares is not None:
                 plan = self._shared(shares, offered, cost, prefill)
-            others = self._others(_parts(tenants, plan), plan, shares is not None)
+            others = self._others(_parts(tenants, plan), shares is not None)
             plan = replace(plan, limit_s=limit_s, others=others)
             here = max(1, len(plan.step))
             room = min(room, cost.within(here, limit_s, self._limits.step_tokens) - prefill - len(plan.step))
@@ -181,14 +181,16 @@ class Planner:
                 return plan
             least |= more
 
-    def _others(self, parts: Mapping[str, Part], plan: StepPlan, bound: bool) -> PricedStep | None:
-        most = max(parts, key=lambda tenant: parts[tenant].tokens)
-        tokens = sum(part.tokens for tenant, part in parts.items() if tenant != most)
-        sessions = sum(each.session.tenant != most for each in plan.step)
+    def _others(self, parts: Mapping[str, Part], divided: bool) -> PricedStep | None:
+        """The step without the tenant that has the most of it; None where no other one decodes. A step that is divided,
+        or more than half of which is one tenant's, does not show whether drafting pays for the others."""
+        heavy = max(parts.values(), key=lambda part: part.tokens)
+        rest = [part for part in parts.values() if part is not heavy]
+        tokens, sessions = sum(part.tokens for part in rest), sum(part.sessions for part in rest)
         if not sessions:
             return None
-        expected = sum(part.expected for tenant, part in parts.items() if tenant != most)
-        return PricedStep(sessions, tokens, expected / self._curve.seconds(tokens, sessions), bound)
+        rate = sum(part.expected for part in rest) / self._curve.seconds(tokens, sessions)
+        return PricedStep(sessions, tokens, rate, divided or heavy.tokens > tokens)
 
     def _allotted(
         self, offered: list[OfferedSession], room: int, prefill: int, least: Mapping[int, int] = NOTHING
@@ -352,11 +354,12 @@ def _work(tenant: str, offered: Sequence[OfferedSession], prompts: Sequence[Sess
 
 def _parts(tenants: Iterable[str], plan: StepPlan) -> dict[str, Part]:
     """The tenants' parts of a step without prompts and windows."""
-    tokens, expected = dict.fromkeys(tenants, 0), dict.fromkeys(tenants, 0.0)
+    found = {tenant: Part(0, 0, 0.0) for tenant in tenants}
     for each in plan.step:
-        tokens[each.session.tenant] += each.tokens
-        expected[each.session.tenant] += 1.0 + sum(plan.paths.get(each.session, [])[: len(each.selection)])
-    return {tenant: Part(tokens[tenant], expected[tenant]) for tenant in tokens}
+        before = found[each.session.tenant]
+        expected = 1.0 + sum(plan.paths.get(each.session, [])[: len(each.selection)])
+        found[each.session.tenant] = Part(before.sessions + 1, before.tokens + each.tokens, before.expected + expected)
+    return found
 
 
 def _schedule(session: Session, size: int, selection: Selection) -> ScheduledSequence:
