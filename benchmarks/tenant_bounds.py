@@ -1,4 +1,4 @@
-"""What the gateway's bounds between tenants stand for: CPU milliseconds of a tokenizer for texts as long as each allows.
+"""What the bounds between tenants stand for: CPU milliseconds of a tokenizer for texts as long as each allows.
 
 usage: python -m benchmarks.tenant_bounds [FOLDER ...]     (folders of checkpoints; the shipped target if none is named)
 

@@ -15,7 +15,7 @@ from statistics import median
 import pytest
 
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
+from slipstream.v1 import gateway_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
 from tests.follower import Follower
 

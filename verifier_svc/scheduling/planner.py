@@ -24,7 +24,7 @@ from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.round_result import StepTiming
-from verifier_svc.scheduling.budget import NOTHING, allot
+from verifier_svc.scheduling.budget import allot
 from verifier_svc.scheduling.candidate_offers import CandidateOffers, OfferedSession, labels, workload
 from verifier_svc.scheduling.fairness import turns
 from verifier_svc.scheduling.prompt_room import PromptRoom
@@ -193,7 +193,7 @@ class Planner:
         return PricedStep(sessions, tokens, rate, divided or heavy.tokens > tokens)
 
     def _allotted(
-        self, offered: list[OfferedSession], room: int, prefill: int, least: Mapping[int, int] = NOTHING
+        self, offered: list[OfferedSession], room: int, prefill: int, least: Mapping[int, int] | None = None
     ) -> StepPlan:
         """The step with the best candidates of these sessions, at most `room` in all."""
         aside = sum(len(each.selection) for each in offered if each.offer is None)
