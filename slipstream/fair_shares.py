@@ -52,9 +52,9 @@ class DeficitRoundRobin(Generic[K]):
         return self._owed.get(tenant, 0.0)
 
     def divide(self, room: float, demands: Mapping[K, TenantDemand], spend: Callable[[K, float], float]) -> None:
-        """Calls `spend(tenant, units)`, which uses at most so many units and returns how many it used: first with each
-        tenant's share and what it is owed, then item by item with what was left. Together they use at most `room`; an
-        item larger than that counts as `room`."""
+        """Calls `spend(tenant, units)`, which uses at most so many units, or one item that is larger, and returns how
+        many it used: first with each tenant's share and what it is owed, then item by item with what was left.
+        Together they use at most `room`, but for such items; one larger than that counts as `room`."""
         level = fair_level((demand.units for demand in demands.values()), room)
         credits = {tenant: min(level, demand.units) + self.owed(tenant) for tenant, demand in demands.items()}
         wanted = {tenant: demand.units for tenant, demand in demands.items()}
@@ -73,7 +73,8 @@ class DeficitRoundRobin(Generic[K]):
             left -= used
             return used > 0.0
 
-        for tenant in sorted(credits, key=lambda tenant: -credits[tenant]):
+        # Those that get all they ask for come first, so that no other one's last item costs them any of it.
+        for tenant in sorted(credits, key=lambda tenant: (wanted[tenant] > level, -credits[tenant])):
             give(tenant, credits[tenant])
         again = True
         while again and left > 0.0:

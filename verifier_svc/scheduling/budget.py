@@ -44,7 +44,6 @@ import numpy.typing as npt
 
 LEAST_S = 1e-9
 """Least seconds of a step."""
-NOTHING: Mapping[int, int] = {}
 
 
 class Offer(NamedTuple):
@@ -75,7 +74,7 @@ def allot(
     room: int,
     base: int | None = None,
     prefill: int = 0,
-    least: Mapping[int, int] = NOTHING,
+    least: Mapping[int, int] | None = None,
 ) -> Allotment:
     """Chooses candidates so that the step's expected tokens over expected seconds are the most. Deterministic.
 

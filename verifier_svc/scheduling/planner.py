@@ -24,7 +24,7 @@ from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.round_result import StepTiming
-from verifier_svc.scheduling.budget import NOTHING, allot
+from verifier_svc.scheduling.budget import allot
 from verifier_svc.scheduling.candidate_offers import CandidateOffers, OfferedSession, labels, workload
 from verifier_svc.scheduling.fairness import turns
 from verifier_svc.scheduling.prompt_room import PromptRoom
@@ -153,7 +153,7 @@ class Planner:
             limit_s, shares = self._step_shares.divide(works, cost, _parts(tenants, plan), seconds)
             if shares is not None:
                 plan = self._shared(shares, offered, cost, prefill)
-            others = self._others(_parts(tenants, plan), plan, shares is not None)
+            others = self._others(_parts(tenants, plan), shares is not None)
             plan = replace(plan, limit_s=limit_s, others=others)
             here = max(1, len(plan.step))
             room = min(room, cost.within(here, limit_s, self._limits.step_tokens) - prefill - len(plan.step))
@@ -181,17 +181,19 @@ class Planner:
                 return plan
             least |= more
 
-    def _others(self, parts: Mapping[str, Part], plan: StepPlan, bound: bool) -> PricedStep | None:
-        most = max(parts, key=lambda tenant: parts[tenant].tokens)
-        tokens = sum(part.tokens for tenant, part in parts.items() if tenant != most)
-        sessions = sum(each.session.request.tenant != most for each in plan.step)
+    def _others(self, parts: Mapping[str, Part], divided: bool) -> PricedStep | None:
+        """The step without the tenant that has the most of it; None where no other one decodes. A step that is divided,
+        or more than half of which is one tenant's, does not show whether drafting pays for the others."""
+        heavy = max(parts.values(), key=lambda part: part.tokens)
+        rest = [part for part in parts.values() if part is not heavy]
+        tokens, sessions = sum(part.tokens for part in rest), sum(part.sessions for part in rest)
         if not sessions:
             return None
-        expected = sum(part.expected for tenant, part in parts.items() if tenant != most)
-        return PricedStep(sessions, tokens, expected / self._curve.seconds(tokens, sessions), bound)
+        rate = sum(part.expected for part in rest) / self._curve.seconds(tokens, sessions)
+        return PricedStep(sessions, tokens, rate, divided or heavy.tokens > tokens)
 
     def _allotted(
-        self, offered: list[OfferedSession], room: int, prefill: int, least: Mapping[int, int] = NOTHING
+        self, offered: list[OfferedSession], room: int, prefill: int, least: Mapping[int, int] | None = None
     ) -> StepPlan:
         """The step with the best candidates of these sessions, at most `room` in all."""
         aside = sum(len(each.selection) for each in offered if each.offer is None)
@@ -356,11 +358,14 @@ def _work(tenant: str, offered: Sequence[OfferedSession], prompts: Sequence[Sess
 
 def _parts(tenants: Iterable[str], plan: StepPlan) -> dict[str, Part]:
     """The tenants' parts of a step without prompts and windows."""
-    tokens, expected = dict.fromkeys(tenants, 0), dict.fromkeys(tenants, 0.0)
+    found = {tenant: Part(0, 0, 0.0) for tenant in tenants}
     for each in plan.step:
-        tokens[each.session.request.tenant] += each.tokens
-        expected[each.session.request.tenant] += 1.0 + sum(plan.paths.get(each.session, [])[: len(each.selection)])
-    return {tenant: Part(tokens[tenant], expected[tenant]) for tenant in tokens}
+        before = found[each.session.request.tenant]
+        expected = 1.0 + sum(plan.paths.get(each.session, [])[: len(each.selection)])
+        found[each.session.request.tenant] = Part(
+            before.sessions + 1, before.tokens + each.tokens, before.expected + expected
+        )
+    return found
 
 
 def _schedule(session: Session, size: int, selection: Selection) -> ScheduledSequence:

@@ -108,6 +108,8 @@ class StepCosts(NamedTuple):
 class Part(NamedTuple):
     """A tenant's part of a step."""
 
+    sessions: int
+    """Those that decode."""
     tokens: int
     """Of its sessions, with their candidates."""
     expected: float

@@ -144,8 +144,8 @@ class DraftingTrial:
                 self.give_up()
 
     def hold(self, sessions: int) -> None:
-        """A step in which tenants are held to their shares: it shows nothing, and what is done is what was found for
-        those that have the least of it, so many sessions."""
+        """A step that shows nothing, because one tenant has most of it: what is done is what was found for as many
+        sessions as the others have."""
         self.give_up()
         self._sessions = max(1.0, float(sessions))
         self._load = round(math.log2(self._sessions))

@@ -71,8 +71,8 @@ class PricedStep(NamedTuple):
     tokens: int
     rate: float
     """Tokens that it commits a second."""
-    bound: bool
-    """Whether tenants had no more than their shares of the step."""
+    held: bool
+    """Whether the whole step shows nothing of what drafting is worth to it."""
 
 
 class ExpectedGain(NamedTuple):
@@ -139,11 +139,11 @@ class WaitPolicy(Generic[Key]):
         before = self.threshold
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
-        priced = others or PricedStep(step.sessions, tokens, self._rate(step), False)
+        priced = others or PricedStep(step.sessions, tokens, self._rate(step), held=False)
         self._draft_threshold.observe(priced.rate, lambda size: self._step_s(size, priced.sessions), priced.tokens)
         if self._draft_threshold.threshold == PAUSE:
             self._trial.give_up()  # the price has answered
-        elif priced.bound:
+        elif priced.held:
             self._trial.hold(priced.sessions)
         elif compared is None:
             self._trial.observe_other()

@@ -93,7 +93,8 @@ class DraftShares:
             prompts = [each for each in queues[tenant] if each.is_prompt and each.tokens > given.get(each.session, 0)]
             left, kept = units, units / PROMPTS if prompts else 0.0
             for each in queues[tenant]:
-                if not each.is_prompt and each.session not in given and left > kept:
+                fits = each.tokens <= left - kept or left == units
+                if not each.is_prompt and each.session not in given and fits:
                     left = take(each, left)
             for each in prompts:
                 if left > 0.0:
