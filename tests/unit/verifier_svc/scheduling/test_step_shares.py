@@ -58,7 +58,7 @@ def reading(tenant: str, number: int, tokens: int) -> Session:
 
 def rate(plan: StepPlan, tenant: str, cost: LinearCost) -> float:
     """Tokens a second that the tenant is expected to commit in steps like this one."""
-    mine = [each for each in plan.step if each.session.tenant == tenant and each.complete]
+    mine = [each for each in plan.step if each.session.request.tenant == tenant and each.complete]
     expected = sum(1.0 + sum(plan.paths[each.session][: len(each.selection)]) for each in mine)
     return expected / seconds(plan, cost)
 
@@ -133,7 +133,7 @@ def test_where_a_curve_calls_two_tokens_longer_than_two_steps_both_tenants_go_on
     planner = new_planner(CPU)
     planner._curve.seconds = lambda tokens, sessions: 0.001 * tokens**3  # type: ignore[method-assign]
     plan = planner.plan([decoding("a", 1, 0.5, 0), decoding("b", 2, 0.5, 0)])
-    assert {each.session.tenant for each in plan.step} == {"a", "b"}
+    assert {each.session.request.tenant for each in plan.step} == {"a", "b"}
 
 
 def test_prompts_and_sessions_of_one_tenant_share_its_part() -> None:
@@ -162,7 +162,7 @@ def test_under_the_ratio_rule_a_tenant_s_candidates_count_as_its_part_too() -> N
 
 
 def rate_of_one(plan: StepPlan) -> float:
-    (mine,) = [each for each in plan.step if each.session.tenant == "one"]
+    (mine,) = [each for each in plan.step if each.session.request.tenant == "one"]
     return (1.0 + sum(plan.paths[mine.session][: len(mine.selection)])) / seconds(plan, CPU)
 
 
