@@ -37,7 +37,7 @@ from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 
 AIM_S = 0.001
@@ -177,20 +177,22 @@ async def calls(sessions: int, nodes: int, steps: int = 50) -> float:
 
 def _session(number: int, nodes: int) -> Session:
     prompt = [number + 1, 2, 3, 4]
-    session = Session(
+    request = SessionRequest(
         id=str(number),
         number=number,
         epoch=1,
         sampling=SamplingParams(temperature=0.0),
-        tokens=prompt,
         prompt_length=len(prompt),
         max_length=LENGTH,
         stop_token_ids=frozenset(),
         max_draft_tokens=nodes,
+    )
+    session = Session(
+        request,
+        tokens=prompt,
         credit=None,
         tree=CandidateTree(prompt),
         history=None,
-        send=lambda reply: None,
     )
     session.name_source(SOURCE, "model")
     return session

@@ -34,7 +34,7 @@ from slipstream.tokenizer.vocabulary import load_tokenizer
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 
 TEXT, WAVE, ALONE = 240, 60, 1
 MOST_NODES = 16
@@ -61,20 +61,22 @@ class Text:
     def open(self, engine: Engine) -> Session:
         sampling = SamplingParams(seed=self.seed, **KINDS[self.kind])  # type: ignore[arg-type]
         tokens = list(self.prompt)
-        session = Session(
+        request = SessionRequest(
             id=str(self.seed),
             number=0,
             epoch=1,
             sampling=sampling,
-            tokens=tokens,
             prompt_length=len(tokens),
             max_length=len(tokens) + self.length,
             stop_token_ids=frozenset(),
             max_draft_tokens=MOST_NODES,
+        )
+        session = Session(
+            request,
+            tokens=tokens,
             credit=None,
             tree=CandidateTree(tokens),
             history=TokenHistory(tokens) if sampling.penalised else None,
-            send=lambda reply: None,
         )
         session.sequence = engine.kv.begin(tokens, SALT)
         session.computed = session.sequence.length
@@ -114,7 +116,7 @@ class Decoding:
             size = self._chance.randint(1, size)
         if size < session.pending or self._chance.random() < 0.1:
             return _scheduled(session, size, Selection())
-        output = len(session.tokens) - session.prompt_length
+        output = len(session.tokens) - session.request.prompt_length
         return _scheduled(session, size, self._tree(self._running[session].plain[output:]))
 
     def _tree(self, rest: list[int]) -> Selection:
@@ -157,7 +159,7 @@ class Decoding:
 
     def _compare(self, scheduled: ScheduledSequence, tokens: list[int]) -> None:
         session, text = scheduled.session, self._running[scheduled.session]
-        at = scheduled.base - session.prompt_length
+        at = scheduled.base - session.request.prompt_length
         expected = text.plain[at : at + len(tokens)]
         self.compared += len(expected)
         if tokens[: len(expected)] != expected:

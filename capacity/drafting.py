@@ -10,7 +10,8 @@ from typing import Protocol
 
 from capacity.cost import Cost
 from capacity.guessing import SimulatedGuess, SimulatedTree
-from slipstream.proposers.drafting.step import PASS_NODES, PROMPTS, ROUND
+from slipstream.proposers.drafting.shares import PROMPTS
+from slipstream.proposers.drafting.step import PASS_NODES, ROUND
 from verifier_svc.sources.flow_control import AHEAD
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE
@@ -42,9 +43,8 @@ class SimulatedSession:
     output: int
     tree: SimulatedTree
     drafter: SimulatedDrafter | None = None
-    rank: int = 0
-    """Order of arrival at its verifier."""
-    priority: int = 0
+    rank: tuple[int, int] = (0, 0)
+    """Priority, which is everybody's, and order of arrival at its verifier."""
     pending: int = 0
     """Tokens of the prompt that the verifier has not read."""
     reading: int = 0

@@ -211,7 +211,7 @@ class SimulatedVerifier:
 
     def add(self, session: SimulatedSession) -> None:
         self._count += 1
-        session.rank = self._count
+        session.rank = 0, self._count
         self.waiting.append(session)
         self._enter()
         self._wake()

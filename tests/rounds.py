@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drafter_svc.service import DrafterLimits, Reply, VerifierStream
 from slipstream.engine.sampler.token_history import TokenHistory
@@ -29,7 +29,7 @@ from tests.enumeration import Draft, Law, Path, Target
 from tests.keyed import Noise, kept
 from verifier_svc.acceptance.judge import RULES, VerifyInput
 from verifier_svc.acceptance.result import AcceptanceResult, Choose, FloatArray
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.flow_control import read_frame
 
 PROMPT = [0, 1]
@@ -131,20 +131,22 @@ class Run:
     def __init__(self, world: World, chances: Noise) -> None:
         self._world, self._chances = world, chances
         sampling = SamplingParams(seed=SEED, acceptance=world.rule)
-        self.session = Session(
+        request = SessionRequest(
             id="s",
             number=1,
             epoch=1,
             sampling=sampling,
-            tokens=list(PROMPT),
             prompt_length=len(PROMPT),
             max_length=LIMIT,
             stop_token_ids=frozenset(),
             max_draft_tokens=8,
+        )
+        self.session = Session(
+            request,
+            tokens=list(PROMPT),
             credit=None,
             tree=CandidateTree(PROMPT),
             history=TokenHistory(PROMPT),
-            send=lambda reply: None,
         )
         self.session.tree = self._tree()
         self._loop = DraftScheduler(Table(world, chances), DraftStepLimits(512, world.expand))
@@ -192,7 +194,8 @@ class Run:
         if now.rolls_back_to is not None:
             length = min(len(PROMPT) + now.rolls_back_to, len(self.session.tokens))
             del self.session.tokens[length:]
-            self.session.epoch += 1
+            request = self.session.request
+            self.session.request = replace(request, epoch=request.epoch + 1)
             self.session.tree = self._tree()
             self._hear()
             self._open()
@@ -200,7 +203,9 @@ class Run:
     def _judge(self, chosen: Selection) -> None:
         """The round's end: its acceptance result, and the commit."""
         base = len(self.session.tokens)
-        walk = RULES[self.session.sampling.acceptance](VerifyInput(chosen, 0, self.session.sampling, base))
+        walk = RULES[self.session.request.sampling.acceptance](
+            VerifyInput(chosen, 0, self.session.request.sampling, base)
+        )
         request = next(walk)
         output = tuple(self.session.tokens[len(PROMPT) :])
         while True:
@@ -229,7 +234,7 @@ class Run:
         self._say(
             open=drafter_pb2.DraftOpen(
                 prefix=types_pb2.Prefix(token_ids=self.session.tokens, prompt_length=len(PROMPT)),
-                sampling=proto_conversion.sampling_to_proto(self.session.sampling),
+                sampling=proto_conversion.sampling_to_proto(self.session.request.sampling),
                 policy=drafter_pb2.DraftPolicy(max_nodes=100, min_path_probability=self._world.least),
                 max_length=LIMIT,
             )
@@ -238,7 +243,7 @@ class Run:
 
     def _say(self, **command: object) -> None:
         self._commands.append(
-            drafter_pb2.DraftCommand(session=self._number, epoch=self.session.epoch, **command)  # type: ignore[arg-type]
+            drafter_pb2.DraftCommand(session=self._number, epoch=self.session.request.epoch, **command)  # type: ignore[arg-type]
         )
 
     def _hear(self) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 
@@ -85,6 +86,45 @@ class MaskWorkers:
     call_soon: Callable[[Callable[[], None]], object]
     """Has the event loop call a function; called on other threads."""
     tenant: str = ""
+
+
+class Constraint(Protocol):
+    """What bounds the choice of tokens of one session."""
+
+    @property
+    def failure(self) -> SlipstreamError | None:
+        """The error that ends the session, whatever it commits."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether the session can be in a step."""
+        ...
+
+    def worth_waiting_s(self) -> float:
+        """Seconds that a step should wait for masks of the session."""
+        ...
+
+    def admits(self, path: tuple[int, ...], token: int) -> bool | None:
+        """Whether a candidate has a place in the tree below this path; None while that is being computed."""
+        ...
+
+    def after(self, path: tuple[int, ...]) -> Mask | None:
+        """What may follow the committed tokens and this path; None where everything may."""
+        ...
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """The tokens were committed; no step runs."""
+        ...
+
+    def close(self) -> None:
+        """The session ended."""
+        ...
+
+    def beside(self, tokens: list[int], prompt_length: int, settled: Callable[[], object]) -> Constraint:
+        """The same constraint along another list of committed tokens, for candidates that are judged apart; `settled`
+        is called when more of them can be judged."""
+        ...
 
 
 class GrammarConstraint:
@@ -170,16 +210,17 @@ class GrammarConstraint:
         """The session ended: nothing more is computed for it."""
         self._wanted.clear()
 
-    def beside(self, output: Sequence[int]) -> GrammarConstraint:
-        """A constraint with this grammar along other tokens, for candidates that are judged apart, at the expense of
-        the same budget."""
-        return GrammarConstraint(
+    def beside(self, tokens: list[int], prompt_length: int, settled: Callable[[], object]) -> GrammarConstraint:
+        """At the expense of the same budget."""
+        beside = GrammarConstraint(
             self._grammar,
-            output,
+            tokens[prompt_length:],
             drawn=self._drawn,
             workers=self._workers,
             budget=self._budget,
         )
+        beside.settled = settled
+        return beside
 
     def _find(self, path: Sequence[int]) -> _MaskNode:
         """The place at this path; it is there, because a candidate is."""
@@ -311,8 +352,24 @@ class MinLengthConstraint:
         """What may follow the committed tokens and this path; None where everything may."""
         return self._mask if self._before_end(path) else None
 
-    def beside(self, tokens: list[int]) -> MinLengthConstraint:
-        """A constraint of equal length along another list of tokens, for candidates that are judged apart."""
+    @property
+    def failure(self) -> None:
+        """It computes nothing that could fail."""
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    def worth_waiting_s(self) -> float:
+        return 0.0
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """The session's own list has them."""
+
+    def close(self) -> None:
+        """Nothing is computed for it."""
+
+    def beside(self, tokens: list[int], prompt_length: int, settled: Callable[[], object]) -> MinLengthConstraint:
         return MinLengthConstraint(tokens, self._min_length, self._stops, self._vocabulary_size, drawn=self._drawn)
 
     def admits(self, path: tuple[int, ...], token: int) -> bool:

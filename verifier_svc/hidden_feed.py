@@ -20,7 +20,7 @@ from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.proposers.base import HiddenNeed, HiddenRows
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession, Session
 
 MOST_BYTES = 1 << 30
 """Bytes of rows that wait for methods: a prompt of 32,000 tokens for three layers of an 8 B model and its last one."""
@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 30
 class ComputedRows(NamedTuple):
     """Rows of one session in a step's output that belong to committed tokens."""
 
-    session: Session
+    session: DraftedSession
     first: int
     """The number of the first row's token."""
     rows: list[int]
@@ -98,7 +98,7 @@ class HiddenFeed:
     def __init__(self, engine: Engine, most_bytes: int = MOST_BYTES) -> None:
         self._engine = engine
         self._most_bytes = most_bytes
-        self._of_session: dict[Session, tuple[HiddenSubscription, ...]] = {}
+        self._of_session: dict[DraftedSession, tuple[HiddenSubscription, ...]] = {}
 
     def check(self, need: HiddenNeed) -> None:
         """Raises FailedPrecondition or InvalidArgument for hidden states that the target does not return. Runs a pass
@@ -135,13 +135,13 @@ class HiddenFeed:
                 self._engine.kv.close(sequence)
         return [WrittenText(text[:-1], _row_of(passes, row), chosen[row]) for row, text in enumerate(tokens)]
 
-    def subscribe(self, session: Session, need: HiddenNeed) -> HiddenSubscription:
+    def subscribe(self, session: DraftedSession, need: HiddenNeed) -> HiddenSubscription:
         """From the next step of the session on."""
         subscription = HiddenSubscription(need)
         self._of_session[session] = (*self._of_session.get(session, ()), subscription)
         return subscription
 
-    def unsubscribe(self, session: Session, subscription: HiddenSubscription) -> None:
+    def unsubscribe(self, session: DraftedSession, subscription: HiddenSubscription) -> None:
         left = tuple(each for each in self._of_session.get(session, ()) if each is not subscription)
         if left:
             self._of_session[session] = left

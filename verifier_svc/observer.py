@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.round_result import RoundResult, StepTiming
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,25 @@ class StepObserver:
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         """`message` is about to be sent to the session's gateway. Called while the next step runs."""
 
-    def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+    def drafter_opened(self, session: DraftedSession, drafter: str, request: drafter_pb2.DraftOpen) -> None:
         """`request` is about to be sent to the drafter that the gateway named `drafter`."""
 
     def drafter_informed(
-        self, session: Session, source: int, length: int, now: float, commit: drafter_pb2.DraftCommit | None = None
+        self,
+        session: DraftedSession,
+        source: int,
+        length: int,
+        now: float,
+        commit: drafter_pb2.DraftCommit | None = None,
     ) -> None:
         """An open, or this commit, is sent to a drafter, which then has the session's first `length` tokens."""
 
-    def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
+    def candidates_received(
+        self, session: DraftedSession, source: int, candidates: types_pb2.Candidates, now: float
+    ) -> None:
         """A drafter's candidates were added to the session's tree."""
 
-    def local_pass_ended(self, session: Session, source: int, candidates: int, began: float, ended: float) -> None:
+    def local_pass_ended(
+        self, session: DraftedSession, source: int, candidates: int, began: float, ended: float
+    ) -> None:
         """A drafter inside the verifier proposed so many candidates, between these monotonic seconds."""

@@ -10,7 +10,7 @@ from slipstream.speculation.selection import ROOT
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.observer import StepObserver
 from verifier_svc.round_result import RoundResult
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession, Session
 
 MOST_SPANS = 64
 """Most spans of drafting that one round tells."""
@@ -63,7 +63,7 @@ class RoundDetailObserver(StepObserver):
     """Adds details to the rounds of sessions whose Open has `round_details`."""
 
     def __init__(self) -> None:
-        self._times: dict[Session, DraftTimes] = {}
+        self._times: dict[DraftedSession, DraftTimes] = {}
 
     def session_opened(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
         if request.round_details:
@@ -73,16 +73,25 @@ class RoundDetailObserver(StepObserver):
         self._times.pop(session, None)
 
     def drafter_informed(
-        self, session: Session, source: int, length: int, now: float, commit: drafter_pb2.DraftCommit | None = None
+        self,
+        session: DraftedSession,
+        source: int,
+        length: int,
+        now: float,
+        commit: drafter_pb2.DraftCommit | None = None,
     ) -> None:
         if times := self._times.get(session):
             times.begin(source, now)
 
-    def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
+    def candidates_received(
+        self, session: DraftedSession, source: int, candidates: types_pb2.Candidates, now: float
+    ) -> None:
         if times := self._times.get(session):
             times.receive(source, len(candidates.token_ids), now)
 
-    def local_pass_ended(self, session: Session, source: int, candidates: int, began: float, ended: float) -> None:
+    def local_pass_ended(
+        self, session: DraftedSession, source: int, candidates: int, began: float, ended: float
+    ) -> None:
         if times := self._times.get(session):
             times.add(DraftTime(source, began, ended, candidates))
 

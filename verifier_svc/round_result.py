@@ -59,8 +59,8 @@ class RoundResult(NamedTuple):
         """What the session's gateway is sent. cost_s: seconds of the step that count as the session's."""
         scheduled, timing = self.scheduled, self.timing
         return verifier_pb2.Round(
-            session=scheduled.session.number,
-            epoch=scheduled.session.epoch,
+            session=scheduled.session.request.number,
+            epoch=scheduled.session.request.epoch,
             base_length=scheduled.base,
             token_ids=self.token_ids,
             drafted=len(scheduled.selection),

@@ -28,16 +28,19 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.telemetry.logs import session_of
 from slipstream.tokenizer.grammar import Grammar, Grammars
+from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.admission import check_drafters, check_open, check_room, check_rule, check_trust
-from verifier_svc.constraints import GrammarConstraint, MaskThreads, MaskWorkers, MinLengthConstraint
+from verifier_svc.constraints import Constraint, GrammarConstraint, MaskThreads, MaskWorkers, MinLengthConstraint
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.session import Reply, Session
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 
 log = logging.getLogger(__name__)
+
+Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +114,6 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             stream.close()
 
 
-def _bound_length(session: Session, min_length: int, vocabulary_size: int) -> None:
-    """Keeps stop tokens out until the session has its least length, if it has one."""
-    if min_length > len(session.tokens):
-        drawn = session.sampling.drawn
-        session.minimum = MinLengthConstraint(
-            session.tokens, min_length, session.stop_token_ids, vocabulary_size, drawn=drawn
-        )
-        session.tree.admits = session.minimum.admits
-
-
 def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
     history = TokenHistory(token_ids[:prompt_length])
     history.append(token_ids[prompt_length:])
@@ -185,17 +178,23 @@ class GatewayStream:
         except SlipstreamError as error:
             self._fail(command, error)
         except Exception as error:  # one bad command costs one session, never the stream
-            log.error("a command failed", exc_info=error, extra={"session": session_of(command, self._sessions)})
+            log.error(
+                "a command failed",
+                exc_info=error,
+                extra={
+                    "session": session_of(command, {number: each.request for number, each in self._sessions.items()})
+                },
+            )
             self._fail(command, Internal("the verifier failed on this session's command."))
 
     def _change_session(self, command: verifier_pb2.DecodeCommand) -> None:
         kind = command.WhichOneof("command")
         session = self._sessions.get(command.session)
-        if session is None or session.closed or command.epoch < session.epoch:
+        if session is None or session.closed or command.epoch < session.request.epoch:
             return  # ended before the command came, or fenced
         if kind == "attach":
             check_drafters(command.attach.drafters, self._service.limits.allowed_addresses)
-            check_trust(session.sampling, command.attach.drafters)
+            check_trust(session.request.sampling, command.attach.drafters)
             self._service.sources.attach_session(session, command.attach.drafters)
         elif kind == "credit":
             session.add_credit(command.credit.tokens)
@@ -209,7 +208,7 @@ class GatewayStream:
         number, epoch, request = command.session, command.epoch, command.open
         existing = self._sessions.get(number)
         if existing is not None and not existing.closed:
-            if (existing.id, existing.epoch) == (request.key.id, epoch):
+            if (existing.request.id, existing.request.epoch) == (request.key.id, epoch):
                 return  # a repeated open
             raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
         if self._service.draining:
@@ -231,52 +230,55 @@ class GatewayStream:
             self.compiling.start(command, structure)
             return
         self._fence(request.key.id, epoch)
-        session = self._new_session(command, sampling)
-        if grammar is not None:
-            session.structure = structure
-            self._constrain(session, grammar)
-        _bound_length(session, request.min_length, limits.model.vocabulary_size)
+        session = self._new_session(command, sampling, structure)
+        session.constraint = self._constraint(session, grammar, request.min_length)
+        if session.constraint is not None:
+            session.tree.admits = session.constraint.admits
         self._service.scheduler.open_session(session, request)
-        self._sessions[number] = self._service.by_id[session.id] = session
+        self._sessions[number] = self._service.by_id[request.key.id] = session
 
-    def _constrain(self, session: Session, grammar: Grammar) -> None:
-        constraint = session.constraint = GrammarConstraint(
-            grammar,
-            session.tokens[session.prompt_length :],
-            drawn=session.sampling.drawn,
-            workers=MaskWorkers(
-                self._service.masks,
-                asyncio.get_running_loop().call_soon_threadsafe,
-                session.tenant,
-            ),
-        )
-        session.tree.admits = constraint.admits
+    def _constraint(self, session: Session, grammar: Grammar | None, min_length: int) -> Constraint | None:
+        request, drawn = session.request, session.request.sampling.drawn
+        if grammar is None:
+            if min_length <= len(session.tokens):
+                return None
+            size = self._service.limits.model.vocabulary_size
+            return MinLengthConstraint(session.tokens, min_length, request.stop_token_ids, size, drawn=drawn)
+        workers = MaskWorkers(self._service.masks, asyncio.get_running_loop().call_soon_threadsafe, request.tenant)
+        constraint = GrammarConstraint(grammar, session.tokens[request.prompt_length :], drawn=drawn, workers=workers)
         constraint.settled = partial(self._service.masks_came, session, constraint)
+        return constraint
 
-    def _new_session(self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams) -> Session:
-        request = command.open
-        tokens, prompt_length = list(request.prefix.token_ids), request.prefix.prompt_length
-        return Session(
-            id=request.key.id,
+    def _new_session(
+        self, command: verifier_pb2.DecodeCommand, sampling: SamplingParams, structure: StructuredOutput | None
+    ) -> Session:
+        asked = command.open
+        tokens, prompt_length = list(asked.prefix.token_ids), asked.prefix.prompt_length
+        request = SessionRequest(
+            id=asked.key.id,
             number=command.session,
             epoch=command.epoch,
             sampling=sampling,
-            tokens=tokens,
             prompt_length=prompt_length,
-            max_length=request.max_length,
-            stop_token_ids=frozenset(request.stop_token_ids),
-            max_draft_tokens=min(request.policy.max_draft_tokens, self._service.limits.max_draft_tokens),
-            credit=request.credit or None,
-            credit_window=request.credit,
+            max_length=asked.max_length,
+            stop_token_ids=frozenset(asked.stop_token_ids),
+            max_draft_tokens=min(asked.policy.max_draft_tokens, self._service.limits.max_draft_tokens),
+            stream=self,
+            workload=asked.workload,
+            tenant=asked.tenant,
+            prediction=tuple(asked.prediction_token_ids),
+            cache_salt=asked.cache_salt,
+            priority=asked.priority,
+            structure=structure,
+            top_logprobs=asked.top_logprobs if asked.HasField("top_logprobs") else None,
+        )
+        return Session(
+            request=request,
+            tokens=tokens,
+            credit=asked.credit or None,
+            credit_window=asked.credit,
             tree=CandidateTree(tokens),
             history=_history(tokens, prompt_length) if sampling.penalised else None,
-            send=self._send,
-            workload=request.workload,
-            tenant=request.tenant,
-            prediction=tuple(request.prediction_token_ids),
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            top_logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
         )
 
     def _fence(self, session_id: str, epoch: int) -> None:
@@ -284,8 +286,8 @@ class GatewayStream:
         rival = self._service.by_id.get(session_id)
         if rival is None or rival.closed:
             return
-        fenced = Aborted(f"session {session_id} is open here under epoch {rival.epoch}.", reason="FENCED")
-        if epoch <= rival.epoch:
+        fenced = Aborted(f"session {session_id} is open here under epoch {rival.request.epoch}.", reason="FENCED")
+        if epoch <= rival.request.epoch:
             raise fenced
         self._service.scheduler.end_session(rival, verifier_pb2.FINISH_REASON_ERROR, fenced)
 
@@ -294,24 +296,27 @@ class GatewayStream:
         if session is not None and command.WhichOneof("command") != "open":
             self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_ERROR, error)
             return
-        self._send(
+        failure = proto_conversion.failure_to_proto(error)
+        self.end(
             verifier_pb2.SessionEnd(
                 session=command.session,
                 epoch=command.epoch,
                 reason=verifier_pb2.FINISH_REASON_ERROR,
-                failure=proto_conversion.failure_to_proto(error),
+                failure=failure,
             )
         )
 
-    def _send(self, reply: Reply) -> None:
-        if isinstance(reply, verifier_pb2.SessionEnd):
-            self._remove_session(reply.session)
+    def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
+        self._put(reply)
+
+    def end(self, end: verifier_pb2.SessionEnd) -> None:
+        session = self._sessions.get(end.session)
+        if session is not None and session.closed:
+            del self._sessions[end.session]
+            if self._service.by_id.get(session.request.id) is session:
+                del self._service.by_id[session.request.id]
+        self._put(end)
+
+    def _put(self, reply: Reply) -> None:
         with contextlib.suppress(SlipstreamError):  # a full outbox ends the stream, whose end ends its sessions
             self.outbox.put(reply)
-
-    def _remove_session(self, number: int) -> None:
-        session = self._sessions.get(number)
-        if session is not None and session.closed:
-            del self._sessions[number]
-            if self._service.by_id.get(session.id) is session:
-                del self._service.by_id[session.id]

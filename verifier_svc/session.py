@@ -1,13 +1,13 @@
 """A session on the verifier: its committed tokens, the candidate tree on top of them, and the KV below them.
 
-It holds the state of one request: its sampling parameters, its limits, its credit. The scheduler puts sessions into
+What its gateway asked for never changes (`SessionRequest`); the rest is its state. The scheduler puts sessions into
 steps and commits tokens to them; a session itself neither waits nor sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import KVSequence
@@ -17,13 +17,12 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
-from verifier_svc.constraints import GrammarConstraint, MinLengthConstraint
+from verifier_svc.constraints import Constraint
 
 MAX_SOURCE_NAMES = 64
 """Sources of a session whose drafter's name is kept; every open on a drafter is a source of its own."""
 Rank = tuple[int, int]
 """Order in which sessions are served: priority, the lower the sooner, then arrival."""
-Reply = verifier_pb2.Round | verifier_pb2.DrafterEvent | verifier_pb2.SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +37,40 @@ class CandidateChoice:
     """Calibrated path probabilities."""
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """Owned by the event loop; while a step runs, `sequence` belongs to the model's thread."""
+class SessionStream(Protocol):
+    """The stream to a session's gateway; no call blocks, and none raises."""
+
+    def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None: ...
+
+    def end(self, end: verifier_pb2.SessionEnd) -> None:
+        """Sends the end of a session and forgets the session."""
+        ...
+
+
+class NoStream:
+    """Of a session that no gateway opened."""
+
+    def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
+        """Nobody reads it."""
+
+    def end(self, end: verifier_pb2.SessionEnd) -> None:
+        """Nobody reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What a gateway's Open asks for (`DecodeOpen`), and whose stream it came on."""
 
     id: str
     number: int
     """Number by which the gateway names the session on its stream."""
     epoch: int
     sampling: SamplingParams
-    tokens: list[int]
-    """All committed tokens, prompt first. The last one has no KV yet: it is the root of the candidates."""
     prompt_length: int
     max_length: int
     stop_token_ids: frozenset[int]
     max_draft_tokens: int
-    credit: int | None
-    """Output tokens that the gateway still accepts; None is without limit."""
-    tree: CandidateTree
-    history: TokenHistory | None
-    """Token counts; None where the sampling parameters have no penalties."""
-    send: Callable[[Reply], None]
-    """Queues a reply to the session's gateway; never blocks, never raises."""
+    stream: SessionStream = field(default_factory=NoStream)
     workload: str = ""
     """Label of the kind of work; acceptance is measured for each kind of a tenant's work apart."""
     tenant: str = ""
@@ -69,6 +80,49 @@ class Session:
     cache_salt: str = ""
     priority: int = 0
     """The lower, the sooner the session is served."""
+    structure: StructuredOutput | None = None
+    """Format of the structured output; sent to the drafters."""
+    top_logprobs: int | None = None
+    """Likeliest tokens whose log-probabilities go with each committed token's own; None: no log-probabilities."""
+
+
+class DraftedSession(Protocol):
+    """What a source of candidates sees of a session, or of a shadow's double of one: it drafts for both alike."""
+
+    @property
+    def request(self) -> SessionRequest: ...
+
+    @property
+    def tokens(self) -> list[int]:
+        """All committed tokens, prompt first. The last one is the root of the candidates."""
+        ...
+
+    @property
+    def tree(self) -> CandidateTree: ...
+
+    @property
+    def served(self) -> bool:
+        """False for a double: no step takes its candidates, or waits for them."""
+        ...
+
+    def name_source(self, source: int, drafter: str) -> None:
+        """Records the name of the drafter whose candidates carry the number `source`."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """The state of one request on a verifier. Owned by the event loop; while a step runs, `sequence` belongs to the
+    model's thread."""
+
+    request: SessionRequest
+    tokens: list[int]
+    """All committed tokens, prompt first. The last one has no KV yet: it is the root of the candidates."""
+    credit: int | None
+    """Output tokens that the gateway still accepts; None is without limit."""
+    tree: CandidateTree
+    history: TokenHistory | None
+    """Token counts; None where the sampling parameters have no penalties."""
     arrival: int = 0
     """Number of the session in the order in which this verifier got them."""
     computed: int = 0
@@ -89,16 +143,8 @@ class Session:
     """Monotonic seconds at which the session's last round ended."""
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
-    constraint: GrammarConstraint | None = None
-    """Set where the output is structured."""
-    minimum: MinLengthConstraint | None = None
-    """Set where the output has a least length; never beside `constraint`."""
-    structure: StructuredOutput | None = None
-    """Format of the structured output; sent to the drafters."""
-    top_logprobs: int | None = None
-    """Likeliest tokens whose log-probabilities go with each committed token's own; None: no log-probabilities."""
-    served: bool = True
-    """False for a copy on which a shadow drafter is scored (`verifier_svc.sources.shadow`); it is in no step."""
+    constraint: Constraint | None = None
+    """What bounds the choice of tokens: of a structured output, or of one with a least length. None: all may be."""
     window: LookaheadWindow | None = None
     """Set while the drafter `lookahead` serves the session."""
     choice: CandidateChoice | None = None
@@ -108,18 +154,17 @@ class Session:
     """Cache of `source_label`, emptied when a name changes."""
 
     @property
+    def served(self) -> bool:
+        return True
+
+    @property
     def pending(self) -> int:
         """Committed tokens without KV; at least one."""
         return len(self.tokens) - self.computed
 
     @property
-    def masks(self) -> GrammarConstraint | MinLengthConstraint | None:
-        """What bounds the choice of tokens; None where all may be chosen."""
-        return self.constraint or self.minimum
-
-    @property
     def rank(self) -> Rank:
-        return self.priority, self.arrival
+        return self.request.priority, self.arrival
 
     @property
     def runnable(self) -> bool:
@@ -130,7 +175,7 @@ class Session:
         """Whether the credit ends soon: it is below half of the most that the session had, and the text is longer."""
         if self.credit is None:
             return False
-        return self.credit < min(self.credit_window // 2, self.max_length - len(self.tokens))
+        return self.credit < min(self.credit_window // 2, self.request.max_length - len(self.tokens))
 
     def add_credit(self, tokens: int) -> None:
         if self.credit is not None:
@@ -140,18 +185,18 @@ class Session:
     @property
     def draft_limit(self) -> int:
         """Most candidates worth verifying: nothing is committed beyond max_length or the credit."""
-        room = self.max_length - len(self.tokens)
+        room = self.request.max_length - len(self.tokens)
         if self.credit is not None:
             room = min(room, self.credit)
-        return max(0, min(self.max_draft_tokens, room - 1))
+        return max(0, min(self.request.max_draft_tokens, room - 1))
 
     def clip(self, token_ids: list[int]) -> tuple[list[int], verifier_pb2.FinishReason | None]:
         """Returns the tokens of a round up to the first stop token or max_length, and the reason if the session ends
         with them."""
-        room = self.max_length - len(self.tokens)
-        if not self.stop_token_ids.isdisjoint(token_ids):
+        room = self.request.max_length - len(self.tokens)
+        if not self.request.stop_token_ids.isdisjoint(token_ids):
             for index, token in enumerate(token_ids[:room]):
-                if token in self.stop_token_ids:
+                if token in self.request.stop_token_ids:
                     return token_ids[: index + 1], verifier_pb2.FINISH_REASON_STOP
         if len(token_ids) >= room:
             return token_ids[:room], verifier_pb2.FINISH_REASON_LENGTH

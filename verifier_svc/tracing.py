@@ -16,7 +16,7 @@ from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.observer import StepObserver, StepReport
 from verifier_svc.round_result import RoundResult, StepTiming
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession, Session
 
 MAX_AWAITED_DRAFTERS = 64
 RoundReason = types_pb2.RoundReason
@@ -27,7 +27,7 @@ class VerifierTracing(StepObserver):
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self.traces: dict[Session, VerifyTrace] = {}
+        self.traces: dict[DraftedSession, VerifyTrace] = {}
         self._step: StepReport | None = None
         """The last step, until its span is emitted."""
 
@@ -83,19 +83,26 @@ class VerifierTracing(StepObserver):
             message.ended_unix_nano = trace.emit_round(result)
             message.traced = trace.reason
 
-    def drafter_opened(self, session: Session, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+    def drafter_opened(self, session: DraftedSession, drafter: str, request: drafter_pb2.DraftOpen) -> None:
         if trace := self.traces.get(session):
             request.trace.CopyFrom(trace.trace.context(drafter))
 
     def drafter_informed(
-        self, session: Session, source: int, length: int, now: float, commit: drafter_pb2.DraftCommit | None = None
+        self,
+        session: DraftedSession,
+        source: int,
+        length: int,
+        now: float,
+        commit: drafter_pb2.DraftCommit | None = None,
     ) -> None:
         if trace := self.traces.get(session):
             trace.await_candidates(source, length, now)
             if commit is not None:
                 commit.traced = bool(trace.reason)
 
-    def candidates_received(self, session: Session, source: int, candidates: types_pb2.Candidates, now: float) -> None:
+    def candidates_received(
+        self, session: DraftedSession, source: int, candidates: types_pb2.Candidates, now: float
+    ) -> None:
         if trace := self.traces.get(session):
             trace.add_frame(source, candidates, now)
 
@@ -242,7 +249,7 @@ class VerifyTrace:
             spans.DRAFTED: len(chosen),
             spans.ACCEPTED: result.accepted,
             spans.DEPTH: max(chosen.depths, default=0),
-            spans.BUDGET: scheduled.session.max_draft_tokens,
+            spans.BUDGET: scheduled.session.request.max_draft_tokens,
             spans.FRAMES: len(frames),
             spans.BYTES: sum(frame.size for frame in frames),
             spans.WIRE: min((frame.wire_s for frame in frames if frame.wire_s is not None), default=None),
@@ -267,7 +274,7 @@ class VerifyTrace:
         attributes: Mapping[str, Value],
         drafts: Iterable[SpanContext],
     ) -> None:
-        epoch = scheduled.session.epoch
+        epoch = scheduled.session.request.epoch
         context = self.trace.segment(epoch, scheduled.base)
         if self._sum is None or self._sum.context != context:
             self.emit_sum()
@@ -284,12 +291,12 @@ class VerifyTrace:
     def linked_context(self, scheduled: ScheduledSequence) -> SpanContext:
         """The span that a step refers to: that of the round, or of its segment."""
         if self.trace.segment_tokens:
-            return self.trace.segment(scheduled.session.epoch, scheduled.base)
+            return self.trace.segment(scheduled.session.request.epoch, scheduled.base)
         return self.round_context(scheduled)
 
     def round_context(self, scheduled: ScheduledSequence) -> SpanContext:
         """Span of the sequence's round, cached because two spans refer to it."""
-        place = scheduled.session.epoch, scheduled.base
+        place = scheduled.session.request.epoch, scheduled.base
         if self._round is None or self._round[0] != place:
             self._round = place, self.trace.round(*place)
         return self._round[1]
@@ -320,7 +327,7 @@ class VerifyTrace:
         """The last prefill step also decides the first token, so it is part of a round as well."""
         began = min(self._opened_s, self._prefill_s)
         attributes = {
-            spans.EPOCH: scheduled.session.epoch,
+            spans.EPOCH: scheduled.session.request.epoch,
             spans.TOKENS: scheduled.base,
             spans.CACHED: self._cached,
             spans.PASSES: self._prefill_steps,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
@@ -33,7 +33,7 @@ from slipstream.rpc.tls import certificates_from_env
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2
-from verifier_svc.session import Reply, Session
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
@@ -111,35 +111,51 @@ class RemoteDrafts:
     def _open(self, new: RequestTokens, sampling: SamplingParams, prompt_length: int, max_length: int) -> None:
         number = next(self._numbers)
 
-        def retry(reply: Reply) -> None:
-            if isinstance(reply, verifier_pb2.DrafterEvent) and reply.HasField("failure"):
-                self._loop.call_later(RETRY_S, self._attach, session, number + 1)
+        def retry() -> None:
+            self._loop.call_later(RETRY_S, self._attach, session, number + 1)
 
-        session = self._sessions[new.name] = Session(
+        request = SessionRequest(
             id=new.name,
             number=number,
             epoch=number,
             sampling=sampling,
-            tokens=list(new.token_ids),
             prompt_length=prompt_length,
             max_length=max_length,
             stop_token_ids=frozenset(),
             max_draft_tokens=self._most,
+            stream=_DrafterFailures(retry),
+        )
+        session = self._sessions[new.name] = Session(
+            request,
+            tokens=list(new.token_ids),
             credit=None,
             tree=CandidateTree(new.token_ids),
             history=None,
-            send=retry,
         )
         self._attach(session, number)
 
     def _attach(self, session: Session, turn: int) -> None:
-        if self._sessions.get(session.id) is session:
+        if self._sessions.get(session.request.id) is session:
             self._sources.attach_session(session, [self._drafters[turn % len(self._drafters)]])
 
     def _close(self, names: Collection[str]) -> None:
         for name in names:
             if (session := self._sessions.pop(name, None)) is not None:
                 self._sources.detach_session(session)
+
+
+class _DrafterFailures:
+    """Takes the place of the stream to a gateway, which would name another drafter."""
+
+    def __init__(self, retry: Callable[[], None]) -> None:
+        self._retry = retry
+
+    def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
+        if isinstance(reply, verifier_pb2.DrafterEvent) and reply.HasField("failure"):
+            self._retry()
+
+    def end(self, end: verifier_pb2.SessionEnd) -> None:
+        """vLLM ends its requests itself."""
 
 
 class RemoteProposer:

@@ -26,7 +26,8 @@ FORMATS = ("auto", "json", "text")
 class Named(Protocol):
     """A session with an id."""
 
-    id: str
+    @property
+    def id(self) -> str: ...
 
 
 def session_of(command: Any, known: Mapping[int, Named]) -> str:

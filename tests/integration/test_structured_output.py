@@ -99,7 +99,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     def watched(executor: EmbeddedExecutor, step: list[ScheduledSequence]) -> list[StepOutcome]:
         for scheduled in step:
             paths = [scheduled.selection.path(node) for node in range(len(scheduled.selection))]
-            seen.append((scheduled.session.tokens[scheduled.session.prompt_length :], paths))
+            seen.append((scheduled.session.tokens[scheduled.session.request.prompt_length :], paths))
         return execute(executor, step)
 
     monkeypatch.setattr(EmbeddedExecutor, "execute", watched)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,74 +13,14 @@ from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.tenants import tenant_id, tenant_salt
-from slipstream.v1 import verifier_pb2
 from tests.fleet import emulated_text
+from tests.tenant_texts import Tenant, Text
 
 STEP_S = 0.005
 WORLD = World(target=LinearCost(STEP_S, 0.0002, 0.0, 64))
 """256 tokens of a prompt would make a step nine times as long."""
 STREAM, SHORT = 400, 8
 """Tokens of the victim's long text, and of the short ones that it asks for one after another meanwhile."""
-
-
-@dataclass
-class Text:
-    """One session as its gateway sees it."""
-
-    prompt: list[int]
-    opened: float
-    output: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def ttft(self) -> float:
-        return self.times[0] - self.opened
-
-    @property
-    def longest_gap(self) -> float:
-        return max(after - before for before, after in pairwise(self.times))
-
-    @property
-    def tpot(self) -> float:
-        return (self.times[-1] - self.times[0]) / (len(self.output) - 1)
-
-
-class Tenant:
-    """One tenant's sessions, on a stream of their own."""
-
-    def __init__(self, running: System, name: str) -> None:
-        self._running, self._name = running, name
-        self._gateway = running.gateway()
-        self.texts: list[Text] = []
-        self._reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        while True:
-            for reply in await self._gateway.outbox.take():
-                text = self.texts[reply.session]
-                if isinstance(reply, verifier_pb2.Round):
-                    text.output += reply.token_ids
-                    text.times += [asyncio.get_running_loop().time()] * len(reply.token_ids)
-                elif isinstance(reply, verifier_pb2.SessionEnd):
-                    assert not reply.HasField("failure"), reply
-                    text.done.set()
-
-    def ask(self, prompt: int, tokens: int) -> Text:
-        """A text behind a prompt of so many tokens, which no other one begins like."""
-        number = len(self.texts)
-        first = [number % VOCABULARY, *map(ord, self._name), number // VOCABULARY]
-        text = Text([*first, *[7] * (prompt - len(first))], asyncio.get_running_loop().time())
-        self.texts.append(text)
-        request = decode_request(number, text.prompt, tokens, 0, [], self._name)
-        request.commands[0].open.tenant = self._name
-        request.commands[0].open.key.id = f"{self._name}-{number}"
-        self._gateway.receive(request)
-        return text
-
-    async def leave(self) -> None:
-        self._reading.cancel()
-        self._gateway.close()
 
 
 @dataclass(frozen=True)
@@ -183,7 +122,7 @@ def test_a_salt_names_no_tenant() -> None:
                 request = decode_request(number, [1, 2], 9, 0, [], tenant_salt("victim", ""))
                 request.commands[0].open.tenant = tenant
                 gateway.receive(request)
-            return running.service.by_id["session-0"].tenant, running.service.by_id["session-1"].tenant
+            return running.service.by_id["session-0"].request.tenant, running.service.by_id["session-1"].request.tenant
 
     assert run(main()) == ("", tenant_id("victim"))
 

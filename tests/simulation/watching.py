@@ -156,7 +156,7 @@ def _look_at_verifier(verifier: VerifierParty, texts: dict[int, Text]) -> None:
     for session in verifier.scheduler._sessions:
         demand(session.computed <= len(session.tokens), "more KV than tokens")
         demand(session.tree.node_count <= limits.nodes, "a candidate tree beyond its limits")
-        right = texts[session.tokens[0]].may_say(session.tokens[session.prompt_length :])
+        right = texts[session.tokens[0]].may_say(session.tokens[session.request.prompt_length :])
         demand(right, f"a verifier's session holds {session.tokens}")
 
 

@@ -23,7 +23,7 @@ from tests.masks import AT_ONCE
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFT = str(ROOT / "models/target"), str(ROOT / "models/draft")
@@ -80,22 +80,24 @@ def session(case: Case, output: Sequence[int] = ()) -> Session:
     if case.sampling.penalised:
         history = TokenHistory(case.prompt)
         history.append(output)
-    opened = Session(
+    request = SessionRequest(
         id="s",
         number=1,
         epoch=1,
         sampling=case.sampling,
-        tokens=tokens,
         prompt_length=length,
         max_length=length + case.tokens,
         stop_token_ids=frozenset() if case.structure is None else frozenset({END}),
         max_draft_tokens=32,
+        cache_salt=case.salt,
+        top_logprobs=case.top_logprobs,
+    )
+    opened = Session(
+        request,
+        tokens=tokens,
         credit=None,
         tree=CandidateTree(tokens),
         history=history,
-        send=lambda reply: None,
-        cache_salt=case.salt,
-        top_logprobs=case.top_logprobs,
     )
     if case.structure is not None:
         opened.constraint = GrammarConstraint(

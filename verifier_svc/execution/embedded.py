@@ -106,7 +106,7 @@ def _inputs(step: list[ScheduledSequence], segments: list[Segment]) -> dict[int,
         if scheduled.complete:
             session = scheduled.session
             inputs[index] = VerifyInput(
-                scheduled.selection, row, session.sampling, scheduled.base, session.history, session.masks
+                scheduled.selection, row, session.request.sampling, scheduled.base, session.history, session.constraint
             )
         row += segment.logit_rows
     return inputs
@@ -122,7 +122,7 @@ def _with_logprobs(
     wanted = {
         index: result
         for index, result in results.items()
-        if step[index].session.top_logprobs is not None and isinstance(result, AcceptanceResult)
+        if step[index].session.request.top_logprobs is not None and isinstance(result, AcceptanceResult)
     }
     if not wanted:
         return {}
@@ -131,7 +131,7 @@ def _with_logprobs(
         verified = inputs[index]
         rows += [verified.first_row, *(verified.first_row + 1 + node for node in result.path)]
         tokens += [*(verified.selection.token_ids[node] for node in result.path), result.next_token]
-        tops += [step[index].session.top_logprobs or 0] * (1 + len(result.path))
+        tops += [step[index].session.request.top_logprobs or 0] * (1 + len(result.path))
     where, chosen = (torch.tensor(each, device=logits.device) for each in (rows, tokens))
     found = iter(logprobs(logits[where], chosen, np.array(tops)).tokens())
     return {

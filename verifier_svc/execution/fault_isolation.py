@@ -37,7 +37,7 @@ from slipstream.errors import (
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class FaultIsolation:
         self._suspects[session] = PROVEN_STEPS
         # The pass may fail for the tokens that were drawn. To drop them for that would bias the ratio rule, which keeps
         # them; without draws nothing is biased.
-        if not session.sampling.drawn:
+        if not session.request.sampling.drawn:
             scheduled = scheduled.plain
         for _ in range(LONE_TRIES - 1):
             if not self._probe():
@@ -148,7 +148,7 @@ class FaultIsolation:
         if not self._probe():
             return _step_failed()
         self.faults["session"] += 1
-        log.error("a session fails every step it is in and is ended", extra={"session": session.id})
+        log.error("a session fails every step it is in and is ended", extra={"session": session.request.id})
         return _blame(self._fault)
 
     def _attempt(self, group: list[ScheduledSequence]) -> list[StepOutcome] | None:
@@ -181,7 +181,7 @@ class FaultIsolation:
         kv, session = self._executor.kv, _probe_session()
         works = self._ran
         if kv.blocks_free:
-            sequence = session.sequence = kv.begin(session.tokens, session.cache_salt)
+            sequence = session.sequence = kv.begin(session.tokens, session.request.cache_salt)
             probe = ScheduledSequence(session, 1, 0, session.tokens, complete=True)
             works = self._attempt([probe]) is not None
             kv.close(sequence)
@@ -200,21 +200,17 @@ class FaultIsolation:
 
 
 def _probe_session() -> Session:
-    return Session(
+    request = SessionRequest(
         id="probe",
         number=0,
         epoch=0,
         sampling=SamplingParams(temperature=0.0),
-        tokens=[0],
         prompt_length=1,
         max_length=2,
         stop_token_ids=frozenset(),
         max_draft_tokens=0,
-        credit=None,
-        tree=CandidateTree([0]),
-        history=None,
-        send=lambda reply: None,
     )
+    return Session(request, tokens=[0], credit=None, tree=CandidateTree([0]), history=None)
 
 
 def _step_failed() -> Unavailable:

@@ -21,6 +21,9 @@ where one more node costs more than it brings, n = 0 wins, and ties go to the sm
 probability go to the sessions in turn; a session with poor candidates gets none of the room but always its own token,
 which is not part of the competition. So nothing that one tenant's candidates promise takes another tenant's tokens.
 
+**What a tenant is owed** (`step_shares`). The `least` best nodes of its sessions come before all others and are chosen,
+whatever they promise; the other nodes compete as before, and the best n is sought from there on.
+
 **Prompts pay for themselves.** With P prompt tokens in the step, what they add to a step without candidates is taken
 off its time: E / (t(S + P + n) - (t(S + P) - t(S))). Their work has to be done anyway. Were it shared by all tokens, as
 in E / t(S + P + n), candidates would be taken in a step full of prompts that cost more than they bring.
@@ -32,7 +35,7 @@ are alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +54,8 @@ class Offer(NamedTuple):
     predecessor, so that the chosen ones stay a prefix."""
     cap: int
     """Most nodes that this session may get."""
+    group: int = 0
+    """The number of its tenant, of those in the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +74,32 @@ def allot(
     room: int,
     base: int | None = None,
     prefill: int = 0,
+    least: Mapping[int, int] | None = None,
 ) -> Allotment:
     """Chooses candidates so that the step's expected tokens over expected seconds are the most. Deterministic.
 
     `seconds` returns the durations of steps with so many tokens, `room` is the number of candidates that fit, `base`
-    the tokens of decoding besides, one per offer if not given, and `prefill` the prompts' tokens.
+    the tokens of decoding besides, one per offer if not given, and `prefill` the prompts' tokens. `least`: by the
+    group of offers (`Offer.group`), how many of its candidates are chosen in any case, as far as there is room.
     """
     base = len(offers) if base is None else base
     start = base + prefill
     if room <= 0 or not any(offer.probabilities for offer in offers):
         return Allotment([0] * len(offers), float(len(offers)), max(seconds(range(start, start + 1))[0], LEAST_S))
     probabilities, owners = _ranked(offers)
-    size = min(len(probabilities), room)
+    size, sure = min(len(probabilities), room), 0
+    if least:
+        groups = np.array([offer.group for offer in offers])[owners]
+        chosen = np.zeros(len(groups), dtype=bool)
+        for group, count in least.items():
+            chosen[np.flatnonzero(groups == group)[:count]] = True
+        order = np.argsort(~chosen, kind="stable")
+        probabilities, owners, sure = probabilities[order], owners[order], min(int(chosen.sum()), size)
     tokens = np.concatenate(([float(len(offers))], probabilities[:size])).cumsum()
     durations = np.maximum(seconds(range(start, start + size + 1)), LEAST_S)
     prompts = durations[0] - seconds(range(base, base + 1))[0] if prefill else 0.0
     decoding = np.maximum(durations - prompts, LEAST_S)
-    best = int((tokens / decoding).argmax())  # of equal ones the first: the smaller of two equal steps
+    best = sure + int((tokens / decoding)[sure:].argmax())  # of equal ones the first: the smaller of two equal steps
     counts: list[int] = np.bincount(owners[:best], minlength=len(offers)).tolist()
     return Allotment(counts, float(tokens[best]), float(durations[best]))
 

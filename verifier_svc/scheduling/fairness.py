@@ -1,12 +1,7 @@
-"""Shares of what all tenants want: tokens of a step, places in it, blocks of KV. Pure; no clock, no session.
+"""Shares of what all tenants want: places in a step, blocks of KV. Pure; no clock, no session.
 
-**The rule.** A tenant gets what it asks for or as much as any other one, whichever is less (max-min). So nothing is
-left over while somebody wants it, a lone tenant has everything, and sending more requests makes no share larger.
+Shares are max-min and divided by deficit round robin (`slipstream.fair_shares`).
 
-- `fair_level` is the most that each may have.
-- `DeficitRoundRobin` divides a step's tokens by it, step after step. Tokens are whole, and one behind a long context
-  costs more than others, so a step gives a tenant more or less than its share; it owes the rest to the next steps
-  (Shreedhar and Varghese 1995). No deficit exceeds one item, and a tenant without demand has none.
 - `turns` puts sessions in an order in which each tenant's first comes before any tenant's second.
 - `beyond_share` names the sessions that a tenant has beyond its share of KV: others may take their room.
 - `Ageing` lets small sessions pass one that does not fit, until they were `PASSES` times its size.
@@ -16,79 +11,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
+
+from slipstream.fair_shares import fair_level
 
 PASSES = 4
 """What does not fit is passed by others of at most so many times its size."""
-ROUNDING = 1e-9
-"""Share of an item by which sums of shares may miss it."""
 
 K = TypeVar("K", bound=Hashable)
-
-
-def fair_level(demands: Iterable[float], room: float) -> float:
-    """The most that each may have, so that all together take no more than `room`; infinite where all demands fit."""
-    left = sorted(demands)
-    for index, demand in enumerate(left):
-        share = room / (len(left) - index)
-        if demand > share:
-            return max(share, 0.0)
-        room -= demand
-    return math.inf
-
-
-class TenantDemand(NamedTuple):
-    """What a tenant asks of one step."""
-
-    units: float
-    """All that it could use."""
-    item: float = 1.0
-    """Units of its largest single item; above 0."""
-
-
-class DeficitRoundRobin(Generic[K]):
-    """Divides the room of one step after another among tenants."""
-
-    def __init__(self) -> None:
-        self._owed: dict[K, float] = {}
-
-    def owed(self, tenant: K) -> float:
-        """Units that the tenant got too few of so far; negative: too many."""
-        return self._owed.get(tenant, 0.0)
-
-    def divide(self, room: float, demands: Mapping[K, TenantDemand], spend: Callable[[K, float], float]) -> None:
-        """Calls `spend(tenant, units)`, which uses at most so many units and returns how many it used: first with each
-        tenant's share and what it is owed, then item by item with what was left. Together they use at most `room`; an
-        item larger than that counts as `room`."""
-        level = fair_level((demand.units for demand in demands.values()), room)
-        credits = {tenant: min(level, demand.units) + self.owed(tenant) for tenant, demand in demands.items()}
-        wanted = {tenant: demand.units for tenant, demand in demands.items()}
-        items = {tenant: min(demand.item, room) for tenant, demand in demands.items()}
-        left = room
-
-        def give(tenant: K, units: float) -> bool:
-            """Whether the tenant used any."""
-            nonlocal left
-            units = min(units, left) + ROUNDING * items[tenant]
-            if units < min(items[tenant], wanted[tenant]) or wanted[tenant] <= ROUNDING * items[tenant]:
-                return False
-            used = spend(tenant, units)
-            credits[tenant] -= used
-            wanted[tenant] -= used
-            left -= used
-            return used > 0.0
-
-        for tenant in sorted(credits, key=lambda tenant: -credits[tenant]):
-            give(tenant, credits[tenant])
-        again = True
-        while again and left > 0.0:
-            again = False
-            for tenant in sorted(credits, key=lambda tenant: -credits[tenant]):
-                again |= give(tenant, items[tenant])
-        waiting = [tenant for tenant, item in items.items() if wanted[tenant] > ROUNDING * item]
-        unusable = left / len(waiting) if waiting else 0.0  # no item was small enough for it: it is owed to nobody
-        self._owed = {tenant: min(max(credits[tenant] - unusable, -items[tenant]), items[tenant]) for tenant in waiting}
 
 
 def turns(tenants: Iterable[str]) -> list[int]:

@@ -123,16 +123,16 @@ class KVAdmission:
         tried, held = set[str](), set[str]()
         for session in sorted(self._waiting, key=self._order):
             # Each tenant's first may fit by what is cached or by preemption; others pass it if they fit as they are.
-            if session.tenant in held or (session.tenant in tried and not self._small(session)):
+            if session.request.tenant in held or (session.request.tenant in tried and not self._small(session)):
                 continue
             if self._try_to_admit(session):
                 del self._waiting[session]
                 self._ageing.admit(session, self._blocks(session))
                 continue
-            tried.add(session.tenant)
+            tried.add(session.request.tenant)
             self._ageing.wait(session, self._blocks(session))
             if self._ageing.aged(session):
-                held.add(session.tenant)
+                held.add(session.request.tenant)
                 if self._too_large(session):
                     break
 
@@ -159,7 +159,7 @@ class KVAdmission:
 
     def _order(self, session: Session) -> Order:
         beyond = session in self._beyond and not (self._too_large(session) and self._ageing.aged(session))
-        return session.priority, beyond, session.arrival
+        return session.request.priority, beyond, session.arrival
 
     def _too_large(self, session: Session) -> bool:
         """Whether the session alone exceeds its tenant's share."""
@@ -179,7 +179,7 @@ class KVAdmission:
         claiming = (session for session in (*self._admitted, *self._waiting) if session.runnable)
         every = sorted(claiming, key=lambda session: session.rank)
         # One block more, which is kept free for each session to grow.
-        claims = [Claim(each, each.tenant, self._blocks(each) + 1, each in self._admitted) for each in every]
+        claims = [Claim(each, each.request.tenant, self._blocks(each) + 1, each in self._admitted) for each in every]
         self._share = share_of(claims, self._kv.blocks_total)
         self._beyond = beyond_share(claims, self._share)
 
@@ -195,7 +195,7 @@ class KVAdmission:
 
     def _try_to_admit(self, session: Session) -> bool:
         victims = self._victims(self._makes_room(session))
-        sequence = self._kv.begin(session.tokens, session.cache_salt)
+        sequence = self._kv.begin(session.tokens, session.request.cache_salt)
         pending = len(session.tokens) - sequence.length
         preempted = self._first_victims(self._kv.missing(sequence, pending), victims)
         if preempted is None:
@@ -243,8 +243,10 @@ class KVAdmission:
         while this one is within another's."""
         within = not self._order(session)[1]
         for each in self._admitted:
-            beyond = within and each.tenant != session.tenant and self._order(each)[1]
-            if each.priority > session.priority or (beyond and each.priority == session.priority):
+            beyond = within and each.request.tenant != session.request.tenant and self._order(each)[1]
+            if each.request.priority > session.request.priority or (
+                beyond and each.request.priority == session.request.priority
+            ):
                 yield each
 
     def _victims(self, running: Iterable[Session]) -> list[Session]:

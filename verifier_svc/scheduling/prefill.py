@@ -7,8 +7,8 @@ token of a prompt. Where no session decodes, a step takes as many tokens as it c
 shorter, for another tenant's first token would wait for it: as short as costs no more than `SHORT_STEPS` times as much
 per token.
 
-**Whose.** Tenants share that time by deficit round robin (`fairness`), lower priorities getting what higher ones leave.
-A tenant's share goes half to its first prompt and half to the one that has the least left.
+**Whose.** Tenants share that time by deficit round robin (`slipstream.fair_shares`), lower priorities getting what
+higher ones leave. A tenant's share goes half to its first prompt and half to the one that has the least left.
 
 Where a prompt is cut changes no bit of its text (docs/exactness.md).
 """
@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from verifier_svc.scheduling.fairness import ROUNDING, DeficitRoundRobin, TenantDemand
+from slipstream.fair_shares import ROUNDING, DeficitRoundRobin, TenantDemand
+from verifier_svc.session import Session
 
 PROMPT_STEPS = 1.0
 """Prompts add so many times a step's own seconds to it at most."""
@@ -41,29 +42,15 @@ ALIKE = 1e-6
 
 class Prompt(Protocol):
     @property
-    def rank(self) -> Any:
-        """Comparable; the lowest is served first."""
-
-    @property
-    def priority(self) -> int:
-        """The lower, the sooner the prompt is served."""
+    def rank(self) -> tuple[int, float]:
+        """Priority, then order of arrival; the lowest is served first."""
 
     @property
     def pending(self) -> int:
         """Tokens without KV."""
 
 
-class TenantPrompt(Prompt, Protocol):
-    @property
-    def tenant(self) -> str: ...
-
-    @property
-    def computed(self) -> int:
-        """Tokens with KV: the context of the next."""
-
-
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
-AnyTenantPrompt = TypeVar("AnyTenantPrompt", bound=TenantPrompt)
 
 
 def prefill_chunks(
@@ -74,7 +61,7 @@ def prefill_chunks(
     what a token of the prompt takes of the room."""
     sizes = dict.fromkeys(prompts, 0)
     first = sorted(prompts, key=lambda prompt: prompt.rank)
-    shortest = sorted(first, key=lambda prompt: (prompt.priority, prompt.pending))
+    shortest = sorted(first, key=lambda prompt: (prompt.rank[0], prompt.pending))
     half = min(room // 2, max(0.0, room - cost(first[0]))) if first else 0.0
     for order, until in ((first, half), (shortest, 0.0)):
         for prompt in order:
@@ -132,17 +119,15 @@ class PrefillShares:
         self._turns: dict[int, DeficitRoundRobin[str]] = {}
         """By priority."""
 
-    def divide(
-        self, prompts: Sequence[AnyTenantPrompt], room: int, per_context: float = 0.0
-    ) -> dict[AnyTenantPrompt, int]:
+    def divide(self, prompts: Sequence[Session], room: int, per_context: float = 0.0) -> dict[Session, int]:
         """Tokens of each prompt within `room` tokens; one behind n tokens of context counts as 1 + n * `per_context`,
         but as MOST_WEIGHT and half of the room at most, so that every prompt goes on."""
-        chunks: dict[AnyTenantPrompt, int] = {}
-        by_tenant: dict[int, dict[str, list[AnyTenantPrompt]]] = {}
+        chunks: dict[Session, int] = {}
+        by_tenant: dict[int, dict[str, list[Session]]] = {}
         for prompt in prompts:
-            by_tenant.setdefault(prompt.priority, {}).setdefault(prompt.tenant, []).append(prompt)
+            by_tenant.setdefault(prompt.request.priority, {}).setdefault(prompt.request.tenant, []).append(prompt)
 
-        def cost(prompt: AnyTenantPrompt) -> float:
+        def cost(prompt: Session) -> float:
             return max(1.0, min(1.0 + prompt.computed * per_context, MOST_WEIGHT, room / 2))
 
         left = float(room)
@@ -152,7 +137,7 @@ class PrefillShares:
             if left < 1.0:
                 break
 
-            def spend(tenant: str, units: float, tenants: dict[str, list[AnyTenantPrompt]] = tenants) -> float:
+            def spend(tenant: str, units: float, tenants: dict[str, list[Session]] = tenants) -> float:
                 nonlocal left
                 rests = [_Rest(each, each.pending - chunks.get(each, 0)) for each in tenants[tenant]]
                 some = prefill_chunks([rest for rest in rests if rest.pending], units, lambda rest: cost(rest.prompt))
@@ -173,6 +158,6 @@ class PrefillShares:
 class _Rest:
     """What a step has not given a prompt yet."""
 
-    def __init__(self, prompt: Any, pending: int) -> None:
+    def __init__(self, prompt: Session, pending: int) -> None:
         self.prompt, self.pending = prompt, pending
-        self.rank, self.priority = prompt.rank, prompt.priority
+        self.rank = prompt.rank

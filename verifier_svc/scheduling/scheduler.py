@@ -111,8 +111,10 @@ class Scheduler:
             session.constraint.close()
         self._closing.append(session)
         failure = None if error is None else proto_conversion.failure_to_proto(error)
-        end = verifier_pb2.SessionEnd(session=session.number, epoch=session.epoch, reason=reason, failure=failure)
-        session.send(end)
+        end = verifier_pb2.SessionEnd(
+            session=session.request.number, epoch=session.request.epoch, reason=reason, failure=failure
+        )
+        session.request.stream.end(end)
         self.wake()
 
     async def run(self) -> None:
@@ -212,7 +214,7 @@ class Scheduler:
 
     def _miss(self, session: Session) -> verifier_pb2.MissCause:
         """Cause for which the session's tree was empty when its previous round ended."""
-        if not session.miss or not session.max_draft_tokens:
+        if not session.miss or not session.request.max_draft_tokens:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
         if not self._sources.wanted:
             return verifier_pb2.MISS_CAUSE_NOT_WANTED
@@ -243,5 +245,5 @@ class Scheduler:
         message = result.message(self._planner.cost_s(scheduled, result.timing))
         session.found_tokens = 0
         self.observer.round_reported(result, message)
-        session.send(message)
+        session.request.stream.send(message)
         self._planner.observe_round(scheduled, result.result)

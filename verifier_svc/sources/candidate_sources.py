@@ -15,7 +15,7 @@ from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.observer import StepObserver
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession, Session
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.shadow import ShadowDrafters
 from verifier_svc.sources.source import Attachment, CandidateSource, SourceContext, report
@@ -42,7 +42,7 @@ class CandidateSources:
         self.context = SourceContext(target, min_path_probability, self._gave_up, clock, silence_s, dial)
         self._local: dict[str, CandidateSource] = {}
         self._links: dict[str, DrafterLink] = {}
-        self._of_session: dict[Session, list[CandidateSource]] = {}
+        self._of_session: dict[DraftedSession, list[CandidateSource]] = {}
         self.shadows = ShadowDrafters(self, clock)
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[CandidateSource, asyncio.Task[None]] = {}
@@ -100,7 +100,7 @@ class CandidateSources:
         places = {each.address for each in serving}
         self.shadows.attach(session, [each for each in named if each.shadow and each.address not in places])
 
-    def assign_sources(self, session: Session, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None:
+    def assign_sources(self, session: DraftedSession, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None:
         """Opens the session on these sources, and closes it on the others that it had."""
         names: dict[CandidateSource, str] = {}
         for address in addresses:
@@ -120,7 +120,7 @@ class CandidateSources:
         self.shadows.detach(session)
         self.release_sources(session)
 
-    def release_sources(self, session: Session) -> None:
+    def release_sources(self, session: DraftedSession) -> None:
         """Closes the session on all its sources."""
         for source in self._of_session.pop(session, []):
             source.close(session)
@@ -137,26 +137,26 @@ class CandidateSources:
         for source in self._local.values():
             source.collect()
 
-    def root_moved(self, session: Session) -> None:
+    def root_moved(self, session: DraftedSession) -> None:
         """The session's root moved: from now on candidates on the new one are expected."""
         for source in self._of_session.get(session, ()):
             source.root_moved(session)
 
-    def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
+    def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None:
         """`token_ids` were committed after `base` tokens."""
         for source in self._of_session.get(session, ()):
             source.committed(session, base, token_ids)
 
-    def quarantine_session(self, session: Session, error: SlipstreamError) -> None:
+    def quarantine_session(self, session: DraftedSession, error: SlipstreamError) -> None:
         """A draft token lay outside its own q: no source of the session can be believed."""
         for source in list(self._of_session.get(session, ())):
             source.quarantine(session, InvalidArgument(error.message, reason="DISHONEST"))
 
-    def has_source(self, session: Session) -> bool:
+    def has_source(self, session: DraftedSession) -> bool:
         """Whether any source that is up proposes for the session."""
         return any(source.up for source in self._of_session.get(session, ()))
 
-    def awaited(self, session: Session, now: float) -> Attachment | None:
+    def awaited(self, session: DraftedSession, now: float) -> Attachment | None:
         """The attachment whose candidates are awaited next, and whose `delays` tell how long they take after its
         `since`; None when none are expected. Of several sources the one that is likeliest to send some soon.
         """
@@ -169,12 +169,12 @@ class CandidateSources:
             awaited.sort(key=lambda each: -sum(chance for _, chance in each.delays.expected(now - each.since, SOON_S)))
         return awaited[0] if awaited else None
 
-    def proposing(self, session: Session) -> bool:
+    def proposing(self, session: DraftedSession) -> bool:
         """Whether a source that proposes once for each round is at it."""
         sources = self._of_session.get(session, ())
         return any(source.once_a_round and source.awaited(session) is not None for source in sources)
 
-    def _gave_up(self, session: Session, source: CandidateSource) -> None:
+    def _gave_up(self, session: DraftedSession, source: CandidateSource) -> None:
         if session in self._of_session:
             self._of_session[session] = [other for other in self._of_session[session] if other is not source]
 

@@ -16,7 +16,7 @@ from slipstream.errors import DeadlineExceeded, InvalidArgument, ResourceExhaust
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.multiplexed_stream import MultiplexedStream
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession
 from verifier_svc.sources.flow_control import AHEAD, BYTES, FrameRate, WorkAllowance, read_frame, work_of
 from verifier_svc.sources.liveness import LivenessMonitor
 from verifier_svc.sources.source import Attachment, SourceContext
@@ -55,7 +55,7 @@ class DrafterLink:
         self.arrival_times = ArrivalTimes()
         self._context = context
         self._by_number: dict[int, LinkedSession] = {}
-        self._by_session: dict[Session, LinkedSession] = {}
+        self._by_session: dict[DraftedSession, LinkedSession] = {}
         self._allowance, self._rate = WorkAllowance(), FrameRate(context.clock())
         self._channel = context.dial(f"dns:///{address}")  # the scheme is explicit: `unix:1` would be a file
         self._liveness = LivenessMonitor(context.silence_s, context.clock, self._channel)
@@ -88,7 +88,7 @@ class DrafterLink:
     def up(self) -> bool:
         return self._link.up
 
-    def open(self, session: Session, name: str) -> None:
+    def open(self, session: DraftedSession, name: str) -> None:
         known = self._by_session.get(session)
         if known is None:
             self._open(session, name)
@@ -96,18 +96,18 @@ class DrafterLink:
             known.name = name
             session.name_source(known.number, name)
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftedSession) -> None:
         attachment = self._by_session.get(session)
         if attachment is not None:
             self._forget(attachment)
             self._send(attachment, close=drafter_pb2.DraftClose())
 
-    def root_moved(self, session: Session) -> None:
+    def root_moved(self, session: DraftedSession) -> None:
         attachment = self._by_session.get(session)
         if attachment is not None:
             attachment.root_moved(self._context.clock(), awaited=self._expected(attachment))
 
-    def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
+    def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None:
         attachment = self._by_session.get(session)
         # While it pauses, it is sent nothing: a message for each round would take time of cores that the target may
         # share. The first commit after a pause holds the tokens of all rounds in between.
@@ -129,16 +129,16 @@ class DrafterLink:
     def once_a_round(self) -> bool:
         return False
 
-    def awaited(self, session: Session) -> Attachment | None:
+    def awaited(self, session: DraftedSession) -> Attachment | None:
         attachment = self._by_session.get(session)
         return attachment if attachment is not None and self._expected(attachment) else None
 
-    def threshold_changed(self, session: Session) -> None:
+    def threshold_changed(self, session: DraftedSession) -> None:
         attachment = self._by_session.get(session)
         if attachment is not None:
             self._send(attachment, policy=self._policy(session))
 
-    def quarantine(self, session: Session, error: SlipstreamError) -> None:
+    def quarantine(self, session: DraftedSession, error: SlipstreamError) -> None:
         attachment = self._by_session.get(session)
         if attachment is not None:
             self.close(session)
@@ -172,7 +172,7 @@ class DrafterLink:
         news = False
         for candidates in frame.candidates:
             attachment = self._by_number.get(candidates.session)
-            if attachment is not None and candidates.epoch == attachment.session.epoch:
+            if attachment is not None and candidates.epoch == attachment.session.request.epoch:
                 news = self._take(attachment, candidates) or news
                 continue
             self._context.dropped["nobody"] += len(candidates.token_ids)  # late, or for no session
@@ -181,7 +181,7 @@ class DrafterLink:
                 return
         for refusal in frame.refusals:
             refused = self._by_number.get(refusal.session)
-            if refused is not None and refusal.epoch == refused.session.epoch:
+            if refused is not None and refusal.epoch == refused.session.request.epoch:
                 self._refused(refused, proto_conversion.failure_from_proto(refusal.failure))
                 news = news or refused.session.served
         if news:  # an empty frame is no reason to plan a step
@@ -207,7 +207,7 @@ class DrafterLink:
                 attachment.number,
                 vocabulary_size,
                 session.tree.limits,
-                with_distributions=session.sampling.drawn,
+                with_distributions=session.request.sampling.drawn,
             )
             if not attachment.allowance.spend(work_of(frame)):
                 raise _flood("the drafter sends more candidates than a session can use.")
@@ -254,7 +254,7 @@ class DrafterLink:
         attachment.reported = True
         attachment.report_unlinked(error)
 
-    def _open(self, session: Session, name: str, reopens: int = 0) -> None:
+    def _open(self, session: DraftedSession, name: str, reopens: int = 0) -> None:
         self.close(session)
         number = next(self._context.numbers)
         now = self._context.clock()
@@ -307,9 +307,9 @@ class DrafterLink:
             attachment.owed = attachment.owed if flow.max_nodes else -math.inf
         if close is None:
             nodes = max(LEAST_NODES, attachment.max_nodes)
-            attachment.allowance.earn(nodes, with_distributions=attachment.session.sampling.drawn)
+            attachment.allowance.earn(nodes, with_distributions=attachment.session.request.sampling.drawn)
             self._allowance.earn(2 * nodes, 1 + len(self._by_session))
-        number, epoch = attachment.number, attachment.session.epoch
+        number, epoch = attachment.number, attachment.session.request.epoch
         command = drafter_pb2.DraftCommand(
             session=number, epoch=epoch, open=open, commit=commit, policy=policy, close=close
         )
@@ -320,22 +320,22 @@ class DrafterLink:
         except InvalidArgument as error:  # the session is too large for any link; others' commands go on
             self.quarantine(attachment.session, error)
 
-    def _open_request(self, session: Session) -> drafter_pb2.DraftOpen:
+    def _open_request(self, session: DraftedSession) -> drafter_pb2.DraftOpen:
         return drafter_pb2.DraftOpen(
-            key=types_pb2.SessionKey(id=session.id, epoch=session.epoch),
-            prefix=types_pb2.Prefix(token_ids=session.tokens, prompt_length=session.prompt_length),
-            sampling=proto_conversion.sampling_to_proto(session.sampling),
+            key=types_pb2.SessionKey(id=session.request.id, epoch=session.request.epoch),
+            prefix=types_pb2.Prefix(token_ids=session.tokens, prompt_length=session.request.prompt_length),
+            sampling=proto_conversion.sampling_to_proto(session.request.sampling),
             target=self._context.target,
             policy=self._policy(session),
-            max_length=session.max_length,
-            prediction_token_ids=session.prediction,
-            cache_salt=session.cache_salt,
-            tenant=session.tenant,
-            structured_output=proto_conversion.structure_to_proto(session.structure),
+            max_length=session.request.max_length,
+            prediction_token_ids=session.request.prediction,
+            cache_salt=session.request.cache_salt,
+            tenant=session.request.tenant,
+            structured_output=proto_conversion.structure_to_proto(session.request.structure),
         )
 
-    def _policy(self, session: Session) -> drafter_pb2.DraftPolicy:
-        wanted = session.max_draft_tokens if self._context.wanted else 0
+    def _policy(self, session: DraftedSession) -> drafter_pb2.DraftPolicy:
+        wanted = session.request.max_draft_tokens if self._context.wanted else 0
         return drafter_pb2.DraftPolicy(max_nodes=AHEAD * wanted, min_path_probability=self._context.threshold)
 
 

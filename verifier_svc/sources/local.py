@@ -22,7 +22,7 @@ from slipstream.proposers.expansion import FEWEST
 from slipstream.proposers.registry import IN_VERIFIER, ProposerMethod
 from slipstream.speculation.frame import check
 from verifier_svc.hidden_feed import HiddenFeed, HiddenSubscription
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession, Session
 from verifier_svc.sources.source import Attachment, SourceContext
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes
 from verifier_svc.wait_policy.draft_threshold import LEVELS
@@ -87,7 +87,7 @@ class LocalSource:
         self._thread = thread
         # What hidden states are worth is known for one root: nothing is proposed ahead of the next.
         self._ahead = LOOKUP_AHEAD if thread is None or opened.hidden is not None else MODEL_AHEAD
-        self._sessions: dict[Session, LocalSession] = {}
+        self._sessions: dict[DraftedSession, LocalSession] = {}
         limits = DraftStepLimits(UNLIMITED, expand, PROMPT_TOKENS)
         self._drafting = DraftScheduler(opened.proposer, limits, context.clock, CALL_S)
 
@@ -99,7 +99,7 @@ class LocalSource:
         if self._thread is not None:
             await self._drafting.run(self._thread)
 
-    def open(self, session: Session, name: str) -> None:
+    def open(self, session: DraftedSession, name: str) -> None:
         known = self._sessions.get(session)
         if known is not None:
             if known.name != name:
@@ -116,29 +116,31 @@ class LocalSource:
         self._sessions[session] = attachment
         if self._feed is not None and self._need is not None:
             attachment.hidden = attachment.drafting.hidden = self._feed.subscribe(session, self._need)
-        if self._opened.open_window is not None and session.served:
-            session.window = self._opened.open_window(attachment.drafting, session.tokens, session.stop_token_ids)
+        if self._opened.open_window is not None and isinstance(session, Session):
+            session.window = self._opened.open_window(
+                attachment.drafting, session.tokens, session.request.stop_token_ids
+            )
         fail = partial(self._fail, attachment)
         self._drafting.add_session(Subscriber(attachment.drafting, partial(self._graft, attachment), fail))
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftedSession) -> None:
         attachment = self._sessions.pop(session, None)
         if attachment is None:
             return
         session.tree.forget(attachment.number)
-        if self._opened.open_window is not None:
+        if self._opened.open_window is not None and isinstance(session, Session):
             session.window = None
         if self._feed is not None and attachment.hidden is not None:
             self._feed.unsubscribe(session, attachment.hidden)
         self._drafting.remove_session(attachment.drafting)
 
-    def root_moved(self, session: Session) -> None:
+    def root_moved(self, session: DraftedSession) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:
             attachment.root_moved(self._context.clock(), awaited=self._expected(attachment))
             self._follow(attachment)
 
-    def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
+    def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:  # a shadow's double, whose root moves only here
             self._follow(attachment)
@@ -151,37 +153,37 @@ class LocalSource:
     def once_a_round(self) -> bool:
         return self._need is not None
 
-    def awaited(self, session: Session) -> Attachment | None:
+    def awaited(self, session: DraftedSession) -> Attachment | None:
         attachment = self._sessions.get(session)
         return attachment if attachment is not None and self._expected(attachment) else None
 
-    def threshold_changed(self, session: Session) -> None:
+    def threshold_changed(self, session: DraftedSession) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:
             attachment.drafting.policy = self._policy(session)
             self._drafting.session_changed(attachment.drafting)
 
-    def quarantine(self, session: Session, error: SlipstreamError) -> None:
+    def quarantine(self, session: DraftedSession, error: SlipstreamError) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:
             self.close(session)
             self._give_up(attachment, error)
 
-    def _attach(self, session: Session, name: str) -> LocalSession:
+    def _attach(self, session: DraftedSession, name: str) -> LocalSession:
         number, context = next(self._context.numbers), self._context
         drafting = DraftSession(
-            epoch=session.epoch,
-            sampling=session.sampling,
+            epoch=session.request.epoch,
+            sampling=session.request.sampling,
             policy=self._policy(session),
             tokens=list(session.tokens),
-            prompt_length=session.prompt_length,
-            max_length=min(session.max_length, self._max_length),
+            prompt_length=session.request.prompt_length,
+            max_length=min(session.request.max_length, self._max_length),
             vocabulary_size=context.target.vocabulary_size,
-            prediction=session.prediction,
-            cache_salt=session.cache_salt,
-            tenant=session.tenant,
-            structure=session.structure,
-            id=session.id,
+            prediction=session.request.prediction,
+            cache_salt=session.request.cache_salt,
+            tenant=session.request.tenant,
+            structure=session.request.structure,
+            id=session.request.id,
             number=number,
             max_depth=min(DEEPEST, self._opened.depth),
             prepared=1.0,
@@ -191,17 +193,18 @@ class LocalSource:
         drafting.observer = PassReporter(attachment, context)
         return attachment
 
-    def _policy(self, session: Session) -> DraftPolicy:
+    def _policy(self, session: DraftedSession) -> DraftPolicy:
         threshold = self._context.threshold
         if self._need is not None and threshold <= LEVELS[0]:
             threshold = min(threshold, UNLIKELY)
-        return DraftPolicy(self._ahead * session.max_draft_tokens if self._context.wanted else 0, threshold)
+        return DraftPolicy(self._ahead * session.request.max_draft_tokens if self._context.wanted else 0, threshold)
 
-    def _check(self, session: Session) -> None:
+    def _check(self, session: DraftedSession) -> None:
         """Raises FailedPrecondition or ResourceExhausted for a session that the method cannot serve."""
-        if session.sampling.drawn and not self._method.gives_distribution:
+        sampling = session.request.sampling
+        if sampling.drawn and not self._method.gives_distribution:
             raise FailedPrecondition(
-                f"drafter {self._method.name} draws nothing, as the rule {session.sampling.acceptance!r} needs it; "
+                f"drafter {self._method.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
                 "use the coupled rule, which accepts as much of its candidates.",
                 reason="NO_DISTRIBUTION",
             )
@@ -220,7 +223,7 @@ class LocalSource:
     def _expected(self, attachment: LocalSession) -> bool:
         """Whether a step may wait for candidates of the proposer."""
         session, drafting = attachment.session, attachment.drafting
-        if not self._context.wanted or not session.max_draft_tokens or drafting.no_room:
+        if not self._context.wanted or not session.request.max_draft_tokens or drafting.no_room:
             return False
         if len(session.tokens) >= self._max_length:
             return False

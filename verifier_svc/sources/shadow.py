@@ -36,7 +36,7 @@ from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.observer import StepObserver
 from verifier_svc.round_result import RoundResult
-from verifier_svc.session import Reply, Session
+from verifier_svc.session import DraftedSession, Session
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +68,37 @@ class ShadowRound:
         return self.path[-1] if self.path else ROOT
 
 
+class Double:
+    """What sources need of a session, with nothing in it that the session itself looks at."""
+
+    served = False
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.request = replace(session.request, stream=_Log(session.request.id, name))
+        self.tokens = list(session.tokens)
+        self.tree = CandidateTree(self.tokens)
+        self._constraint = session.constraint
+        if self._constraint is not None:
+            prompt_length, recheck = self.request.prompt_length, self.tree.recheck
+            self._constraint = self._constraint.beside(self.tokens, prompt_length, recheck)
+            self.tree.admits = self._constraint.admits
+
+    def name_source(self, source: int, drafter: str) -> None:
+        """It has one drafter, whose name the shadow knows."""
+
+    def commit(self, token_ids: list[int]) -> None:
+        self.tokens.extend(token_ids)
+        if self._constraint is not None:
+            self._constraint.commit(token_ids)
+        self.tree.commit(token_ids)
+
+
 class ShadowDrafter:
     """One drafter of one session."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
-        self.double = double_of(session, name)
+        self.double = Double(session, name)
         self._walk: ShadowRound | None = None
         """The present round, while it is not decided."""
         self._begins = 0
@@ -85,22 +110,22 @@ class ShadowDrafter:
         if self._walk is not None or base < self._begins:
             return
         chosen = self.double.tree.select_likeliest(limit)
-        paths = calibration.path_probabilities(self._labels(chosen), self.double.workload, chosen)
+        paths = calibration.path_probabilities(self._labels(chosen), self.double.request.workload, chosen)
         worth = next((index for index, path in enumerate(paths) if path <= price), len(paths))
         self._walk = ShadowRound(base, chosen.head(worth))
 
     def commit(self, token_ids: Sequence[int], calibration: Calibration) -> verifier_pb2.ShadowScore | None:
         """The score of the round that these tokens decide; None while they decide none."""
         double, walk = self.double, self._walk
-        double.commit(list(token_ids), 0)
+        double.commit(list(token_ids))
         if walk is None:
             return None
-        over = len(double.tokens) >= double.max_length or double.tokens[-1] in double.stop_token_ids
+        over = len(double.tokens) >= double.request.max_length or double.tokens[-1] in double.request.stop_token_ids
         decided = walk.decided(token_ids)
         if not decided and not over:  # nothing is committed behind the end
             return None
         if decided and len(walk.chosen):
-            calibration.learn(self._labels(walk.chosen), double.workload, walk.chosen, walk.path)
+            calibration.learn(self._labels(walk.chosen), double.request.workload, walk.chosen, walk.path)
         self._walk, self._begins = None, walk.end
         return verifier_pb2.ShadowScore(drafter=self.name, drafted=len(walk.chosen), accepted=len(walk.path))
 
@@ -111,11 +136,11 @@ class ShadowDrafter:
 class DoubleSources(Protocol):
     """What shadows use of the verifier's sources: candidates for their doubles."""
 
-    def assign_sources(self, session: Session, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None: ...
+    def assign_sources(self, session: DraftedSession, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None: ...
 
-    def release_sources(self, session: Session) -> None: ...
+    def release_sources(self, session: DraftedSession) -> None: ...
 
-    def committed(self, session: Session, base: int, token_ids: list[int]) -> None: ...
+    def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None: ...
 
 
 class ShadowDrafters(StepObserver):
@@ -151,14 +176,14 @@ class ShadowDrafters(StepObserver):
                 if scheduled.complete:
                     session = scheduled.session
                     for shadow in self._of(session):
-                        shadow.look(session.draft_limit, candidate_price, self._calibrations[session.tenant])
+                        shadow.look(session.draft_limit, candidate_price, self._calibrations[session.request.tenant])
 
     def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         """Adds the scores that the round's tokens decide."""
         if self._of_session:
             session, base = result.scheduled.session, result.scheduled.base
             for shadow in self._of(session):
-                if (score := shadow.commit(result.token_ids, self._calibrations[session.tenant])) is not None:
+                if (score := shadow.commit(result.token_ids, self._calibrations[session.request.tenant])) is not None:
                     message.shadows.append(score)
                 self._sources.committed(shadow.double, base, result.token_ids)
 
@@ -166,35 +191,15 @@ class ShadowDrafters(StepObserver):
         return self._of_session.get(session, {}).values()
 
 
-def double_of(session: Session, name: str) -> Session:
-    """What a drafter's link needs of a session, with nothing in it that the session itself looks at."""
+class _Log:
+    """Takes the place of the stream to the gateway, which gets nothing of a shadow but its scores."""
 
-    def send(reply: Reply) -> None:
+    def __init__(self, session_id: str, name: str) -> None:
+        self._session_id, self._name = session_id, name
+
+    def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
         if isinstance(reply, verifier_pb2.DrafterEvent) and reply.HasField("failure"):
-            log.info("the shadow %s failed: %s", name, reply.failure.message, extra={"session": session.id})
+            log.info("the shadow %s failed: %s", self._name, reply.failure.message, extra={"session": self._session_id})
 
-    tokens = list(session.tokens)
-    double = replace(
-        session,
-        tokens=tokens,
-        credit=None,
-        tree=CandidateTree(tokens),
-        history=None,
-        send=send,
-        computed=0,
-        sequence=None,
-        constraint=None,
-        minimum=None,
-        choice=None,
-        served=False,
-        _source_names={},
-        _labels={},
-    )
-    if session.constraint is not None:
-        double.constraint = session.constraint.beside(tokens[session.prompt_length :])
-        double.constraint.settled = double.tree.recheck
-        double.tree.admits = double.constraint.admits
-    if session.minimum is not None:
-        double.minimum = session.minimum.beside(tokens)
-        double.tree.admits = double.minimum.admits
-    return double
+    def end(self, end: verifier_pb2.SessionEnd) -> None:
+        """A double ends with its session."""

@@ -15,7 +15,7 @@ from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.speculation.frame import Frame
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.observer import StepObserver
-from verifier_svc.session import Session
+from verifier_svc.session import DraftedSession
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE
 
@@ -36,19 +36,19 @@ class CandidateSource(Protocol):
         """Keeps the source working until it is cancelled."""
         ...
 
-    def open(self, session: Session, name: str) -> None:
+    def open(self, session: DraftedSession, name: str) -> None:
         """Propose for the session from now on, under the name that its gateway gives to this source."""
         ...
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DraftedSession) -> None:
         """Stop proposing for the session; candidates that only this source proposed leave its tree."""
         ...
 
-    def root_moved(self, session: Session) -> None:
+    def root_moved(self, session: DraftedSession) -> None:
         """The session's root moved; `committed` follows while the next step runs."""
         ...
 
-    def committed(self, session: Session, base: int, token_ids: list[int]) -> None:
+    def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None:
         """`token_ids` were committed after `base` tokens."""
         ...
 
@@ -56,7 +56,7 @@ class CandidateSource(Protocol):
         """A step is about to be planned: candidates that can be had at once join the trees now."""
         ...
 
-    def awaited(self, session: Session) -> Attachment | None:
+    def awaited(self, session: DraftedSession) -> Attachment | None:
         """The attachment whose candidates are on their way; None when none are expected."""
         ...
 
@@ -65,11 +65,11 @@ class CandidateSource(Protocol):
         """Whether all its candidates for a round come in one proposal, soon after the commit before."""
         ...
 
-    def threshold_changed(self, session: Session) -> None:
+    def threshold_changed(self, session: DraftedSession) -> None:
         """Candidates need another path probability now (`SourceContext.threshold`)."""
         ...
 
-    def quarantine(self, session: Session, error: SlipstreamError) -> None:
+    def quarantine(self, session: DraftedSession, error: SlipstreamError) -> None:
         """Take no more candidates of this source for the session, until its gateway attaches it again."""
         ...
 
@@ -81,7 +81,7 @@ class SourceContext:
     target: types_pb2.ModelInfo
     threshold: float
     """Path probability that candidates must have; `PAUSE`: none are wanted."""
-    give_up: Callable[[Session, CandidateSource], None]
+    give_up: Callable[[DraftedSession, CandidateSource], None]
     """The source is not asked again for the session."""
     clock: Callable[[], float]
     silence_s: float
@@ -101,7 +101,7 @@ class SourceContext:
         """Whether any candidate pays for its place in a step now."""
         return self.threshold < PAUSE
 
-    def graft(self, session: Session, frame: Frame) -> int:
+    def graft(self, session: DraftedSession, frame: Frame) -> int:
         """Adds a checked frame to the session's tree; returns how many candidates it brought, new ones or agreement
         with another source's."""
         grafted = session.tree.graft(frame)
@@ -115,7 +115,7 @@ class Attachment:
     """One session on one source. Each `open` gets a number of its own, which names the source in the session's tree, so
     that late frames of an earlier attachment, which stand on another prefix, name nothing."""
 
-    session: Session
+    session: DraftedSession
     arrival_times: ArrivalTimes
     name: str
     """The gateway's name of the source; another gateway may use another one."""
@@ -149,7 +149,7 @@ class Attachment:
         if self.fresh:
             self.delays = self.arrival_times.first
         else:
-            enough = self.session.tree.holds(self.session.max_draft_tokens, self.number)
+            enough = self.session.tree.holds(self.session.request.max_draft_tokens, self.number)
             self.delays = self.arrival_times.enough if enough else self.arrival_times.few
 
     def report_working(self) -> None:
@@ -167,8 +167,10 @@ class Attachment:
         report(self.session, self.name, proto_conversion.failure_to_proto(error))
 
 
-def report(session: Session, drafter: str, failure: types_pb2.Failure | None) -> None:
+def report(session: DraftedSession, drafter: str, failure: types_pb2.Failure | None) -> None:
     """Sends the session's gateway an event: the drafter failed, or (None) works."""
-    session.send(
-        verifier_pb2.DrafterEvent(session=session.number, epoch=session.epoch, drafter=drafter, failure=failure)
+    session.request.stream.send(
+        verifier_pb2.DrafterEvent(
+            session=session.request.number, epoch=session.request.epoch, drafter=drafter, failure=failure
+        )
     )

@@ -143,6 +143,14 @@ class DraftingTrial:
             if self._others > MOST_OTHERS:
                 self.give_up()
 
+    def hold(self, sessions: int) -> None:
+        """A step that shows nothing, because one tenant has most of it: what is done is what was found for as many
+        sessions as the others have."""
+        self.give_up()
+        self._sessions = max(1.0, float(sessions))
+        self._load = round(math.log2(self._sessions))
+        self._answer = self._answers.setdefault(self._load, LoadVerdict(drafting=True))
+
     def give_up(self) -> None:
         """Ends a trial without a result; what was measured is dropped."""
         if self.trying:

@@ -8,6 +8,7 @@ Nothing here does I/O or reads a clock, so that the capacity simulation (`capaci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -63,6 +64,17 @@ class PlannedStep(Protocol):
         """Seconds that it is expected to take."""
 
 
+class PricedStep(NamedTuple):
+    """The step that a candidate's price is found for, where not all tenants of a step count."""
+
+    sessions: int
+    tokens: int
+    rate: float
+    """Tokens that it commits a second."""
+    held: bool
+    """Whether the whole step shows nothing of what drafting is worth to it."""
+
+
 class ExpectedGain(NamedTuple):
     """Tokens that waiting would bring one session."""
 
@@ -113,16 +125,26 @@ class WaitPolicy(Generic[Key]):
         self._acceptance[tenant].add(accepted / max(1, accepted + rejected))
 
     def observe_step(
-        self, step: PlannedStep, tokens: int, seconds: float, compared: ComparedStep | None = None
+        self,
+        step: PlannedStep,
+        tokens: int,
+        seconds: float,
+        compared: ComparedStep | None = None,
+        others: PricedStep | None = None,
     ) -> bool:
         """Records a step of `tokens` tokens that took `seconds`, waiting included. `compared`: the step as trials of
-        drafting see it; None where it shows nothing of drafting. Returns whether the threshold changed."""
+        drafting see it; None where it shows nothing of drafting. `others`: of several tenants, the step without the one
+        that has the most of it, by which candidates are priced: else that one would cost the others theirs. Returns
+        whether the threshold changed."""
         before = self.threshold
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
-        self._draft_threshold.observe(self._rate(step), lambda size: self._step_s(size, step.sessions), tokens)
+        priced = others or PricedStep(step.sessions, tokens, self._rate(step), held=False)
+        self._draft_threshold.observe(priced.rate, lambda size: self._step_s(size, priced.sessions), priced.tokens)
         if self._draft_threshold.threshold == PAUSE:
             self._trial.give_up()  # the price has answered
+        elif priced.held:
+            self._trial.hold(priced.sessions)
         elif compared is None:
             self._trial.observe_other()
         else:
@@ -141,14 +163,16 @@ class WaitPolicy(Generic[Key]):
         expected: Mapping[Key, ExpectedGain],
         awaited: Mapping[Key, tuple[DelayDistribution, float]],
         waited_s: float,
+        most_s: float = math.inf,
     ) -> float:
-        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting. `expected`:
+        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting, `most_s` at
+        most in all. `expected`:
         of the sessions for which candidates are on their way; `awaited`: how long those of each take, and for how many
         seconds they have been awaited."""
         self._gain_ratio.observe(expected)
         ratio = self._gain_ratio.value
         gains = {key: gain for key, each in expected.items() if (gain := each.gain * ratio - each.cost) > 0.0}
-        most_s = min(self._max_wait_s, MAX_WAIT_STEPS * step.seconds) - waited_s
+        most_s = min(most_s, self._max_wait_s, MAX_WAIT_STEPS * step.seconds) - waited_s
         pause = wait_s(self._rate(step), _grouped(gains, awaited, most_s), most_s, TIMER_S)
         if pause > 0.0:
             self._gain_ratio.start_wait(expected)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.engine.model_thread import ModelThread
@@ -18,6 +19,7 @@ from slipstream.errors import Internal, SlipstreamError
 from slipstream.proposers.base import Proposal, Proposer
 from slipstream.proposers.draft_tree import DraftNode
 from slipstream.proposers.drafting.session import DraftSession
+from slipstream.proposers.drafting.shares import DraftShares
 from slipstream.proposers.drafting.step import ROUND, DraftRequest, DraftStepLimits, plan_step
 from slipstream.proposers.level_budget import LevelBudget
 
@@ -78,6 +80,9 @@ class DraftScheduler:
         self._changed = False
         """Whether anything changed since the last step was planned."""
         self._level_budget = LevelBudget(call_s)
+        self._tenants = Counter[str]()
+        """Sessions of each."""
+        self._shares = DraftShares()
         self.steps = 0
         self.observer = DraftStepObserver()
 
@@ -86,10 +91,12 @@ class DraftScheduler:
 
     def add_session(self, subscriber: Subscriber) -> None:
         self._subscribers[subscriber.session] = subscriber
+        self._tenants[subscriber.session.tenant] += 1
         self._wake(subscriber.session)
 
     def remove_session(self, session: DraftSession) -> None:
         if self._subscribers.pop(session, None) is not None:
+            self._tenants -= Counter({session.tenant: 1})
             session.observer.drafting_ended()
             self._closing.append(session)
             self._wake()
@@ -137,15 +144,17 @@ class DraftScheduler:
             for _ in range(most):
                 if session not in self._pending:
                     break
-                requests, began = self._plan([session], limits, expand), self._clock()
+                requests, began = self._plan([session], limits, {session.tenant: len(waiting)}), self._clock()
                 self._finish(requests, self._run_step(requests, []), began)
 
     def _schedule_step(self) -> list[DraftRequest]:
-        return self._plan(self._pending, self._limits, self._limits.expand_each(len(self._subscribers)))
+        return self._plan(self._pending, self._limits, self._tenants)
 
-    def _plan(self, sessions: Iterable[DraftSession], limits: DraftStepLimits, below: int) -> list[DraftRequest]:
+    def _plan(
+        self, sessions: Iterable[DraftSession], limits: DraftStepLimits, tenants: Mapping[str, int]
+    ) -> list[DraftRequest]:
         self._changed = False
-        plan = plan_step(sessions, limits, below, self._level_budget.levels)
+        plan = plan_step(sessions, limits, self._level_budget.levels, tenants, self._shares)
         for session in plan.resting:
             del self._pending[session]
             if session.held_since is not None:
@@ -176,8 +185,11 @@ class DraftScheduler:
     def _finish(
         self, requests: list[DraftRequest], answers: Sequence[Proposal | SlipstreamError], began: float
     ) -> None:
+        seconds = self._clock() - began
         if all(request.context.expand for request in requests):
-            self._level_budget.observe(self._clock() - began, answers)
+            self._level_budget.observe(seconds, answers)
+        levels = max((answer.levels for answer in answers if isinstance(answer, Proposal)), default=0)
+        self._shares.cost.observe(max(1, levels), sum(request.tokens for request in requests), seconds)
         self.steps += 1
         for request, answer in zip(requests, answers, strict=True):
             self._deliver(request, answer, began)

@@ -1,24 +1,23 @@
 """Which nodes of which sessions the next step of a drafting loop expands: a pure function of the sessions.
 
 Sessions that decode come first, the smallest tree before the others, then those whose prompt is being read, with equal
-shares of what is left.
+shares of what is left. Where several tenants draft, each has its share of the step (`shares`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.proposers.base import UNLIMITED, ProposerContext
 from slipstream.proposers.draft_tree import DraftNode
 from slipstream.proposers.drafting.session import DraftSession
+from slipstream.proposers.drafting.shares import PROMPTS, DraftShares, Want
 from slipstream.proposers.expansion import FEWEST
 
 ROUND = 16
 """Most unread committed tokens of a round; more are a prompt."""
-PROMPTS = 4
-"""The inverse share of a step's tokens that is kept for prompts, while there are any."""
 PASS_NODES = 64
 """Most nodes of all sessions together that are expanded in one step, at least one of each session. Where more compete,
 the next step comes sooner instead: depth is worth more than breadth, and what is not expanded now may be then.
@@ -66,10 +65,21 @@ class DraftPlan:
     """Sessions for which the step has no room."""
 
 
-def plan_step(sessions: Iterable[DraftSession], limits: DraftStepLimits, below: int, levels: int) -> DraftPlan:
-    """`levels`: levels of nodes that one call may go down, `below`: nodes of a session expanded in each further one."""
+def plan_step(
+    sessions: Iterable[DraftSession],
+    limits: DraftStepLimits,
+    levels: int,
+    tenants: Mapping[str, int],
+    shares: DraftShares,
+) -> DraftPlan:
+    """`levels`: levels of nodes that one call may go down; `tenants`: how many sessions of each are open."""
     plan, ordered = DraftPlan(), sorted(sessions, key=lambda each: (each.pending > ROUND, each.tree.node_count))
-    frontiers = shared_frontiers(ordered, limits.expand)
+    below = {tenant: limits.expand_each(len(tenants) * count) for tenant, count in tenants.items()}
+    if len(tenants) > 1:
+        levels = max(1, levels // len(tenants))  # no call is broken off for what another tenant wants meanwhile
+        frontiers, given = _divided(ordered, limits, levels, below, shares)
+    else:
+        frontiers, given = shared_frontiers(ordered, limits.expand), None
     reading = sum(session.pending > ROUND for session, starts in zip(ordered, frontiers, strict=True) if starts)
     kept = limits.tokens // PROMPTS if reading else 0
     room, prompts = limits.tokens - kept, limits.prompt_tokens
@@ -78,7 +88,12 @@ def plan_step(sessions: Iterable[DraftSession], limits: DraftStepLimits, below: 
         if is_prompt:
             room, kept = room + kept, 0
             share = min(room, max(ROUND, min(room, prompts) // max(reading, 1)))
-        request = _request(session, starts, share, below, levels) if starts and room > 0 else None
+        if given is not None and starts:
+            share = min(share, given.get(session, 0)) if is_prompt else share
+            if session not in given:
+                plan.waiting.append(session)
+                continue
+        request = _request(session, starts, share, below[session.tenant], levels) if starts and room > 0 else None
         if request is not None:
             plan.requests.append(request)
             room -= request.tokens
@@ -89,7 +104,29 @@ def plan_step(sessions: Iterable[DraftSession], limits: DraftStepLimits, below: 
     return plan
 
 
-def shared_frontiers(sessions: Sequence[DraftSession], expand: int) -> list[list[DraftNode]]:
+def _divided(
+    sessions: Sequence[DraftSession],
+    limits: DraftStepLimits,
+    levels: int,
+    below: Mapping[str, int],
+    shares: DraftShares,
+) -> tuple[list[list[DraftNode]], dict[DraftSession, int]]:
+    """The nodes to expand of each session, and what those that find room in the step may have of it."""
+    found: dict[DraftSession, list[DraftNode]] = {}
+    for tenant in below:
+        own = [session for session in sessions if session.tenant == tenant]
+        found |= zip(own, shared_frontiers(own, limits.expand, PASS_NODES // len(below)), strict=True)
+    wants = [
+        Want(
+            each, each.pending + len(each.tree.above(starts)) + below[each.tenant] * (levels - 1), each.pending > ROUND
+        )
+        for each in sessions
+        if (starts := found[each])
+    ]
+    return [found[session] for session in sessions], shares.divide(wants, list(below), levels, limits.tokens)
+
+
+def shared_frontiers(sessions: Sequence[DraftSession], expand: int, most: int = PASS_NODES) -> list[list[DraftNode]]:
     """For each session the nodes to expand: its likeliest one, and of the others the likeliest of all sessions. Those
     under the ratio rule do not compete: how much is proposed must not depend on what was drawn."""
     frontiers = [session.frontier(expand) for session in sessions]
@@ -100,7 +137,7 @@ def shared_frontiers(sessions: Sequence[DraftSession], expand: int) -> list[list
         if competing[number]
         for node in starts[1:]
     ]
-    room = max(0, PASS_NODES - sum(map(len, frontiers)) + len(others))
+    room = max(0, most - sum(map(len, frontiers)) + len(others))
     if len(others) <= room:
         return frontiers
     counts = Counter(number for _, number in sorted(others)[:room])

@@ -23,7 +23,8 @@ def test_stop_tokens_are_masked_until_the_length_is_reached_along_each_path() ->
     assert forbidden(constraint, (7, 7)) == set()
     tokens.append(4)
     assert forbidden(constraint, ()) == {3, 9} and forbidden(constraint, (7,)) == set()
-    assert forbidden(constraint.beside([1] * 5), ()) == set() and forbidden(constraint.beside([1]), (1, 1)) == {3, 9}
+    long, short = (constraint.beside(text, 1, lambda: None) for text in ([1] * 5, [1]))
+    assert forbidden(long, ()) == set() and forbidden(short, (1, 1)) == {3, 9}
 
 
 def test_a_candidate_that_cannot_be_chosen_has_no_place_in_the_tree() -> None:

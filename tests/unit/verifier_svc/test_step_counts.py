@@ -12,27 +12,29 @@ from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.round_result import RoundResult, StepTiming
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 
 
 def scheduled(executor: EmbeddedExecutor, number: int, candidates: int) -> ScheduledSequence:
     """A session that verifies a chain."""
-    session = Session(
+    request = SessionRequest(
         id="",
         number=number,
         epoch=0,
         sampling=SamplingParams(temperature=0.0),
-        tokens=[7],
         prompt_length=1,
         max_length=64,
         stop_token_ids=frozenset(),
         max_draft_tokens=8,
+    )
+    session = Session(
+        request,
+        tokens=[7],
         credit=None,
         tree=CandidateTree([7]),
         history=None,
-        send=lambda reply: None,
     )
-    session.sequence = executor.kv.begin(session.tokens, session.cache_salt)
+    session.sequence = executor.kv.begin(session.tokens, session.request.cache_salt)
     executor.kv.grow(session.sequence, 1 + candidates)
     chain = Selection(
         token_ids=tuple(range(9, 9 + candidates)),

@@ -119,7 +119,7 @@ class VLLMExecutor:
     ) -> StepMasks | None:
         names, owners, depths, bits = list[str](), list[int](), list[int](), list[Mask]()
         for scheduled, request in zip(step, requests, strict=True):
-            if scheduled.session.masks is not None and scheduled.complete:
+            if scheduled.session.constraint is not None and scheduled.complete:
                 name = self.requests.name_of(request.segment.sequence)
                 found, failed = _chain_masks(scheduled)
                 if failed is not None:
@@ -147,18 +147,18 @@ def _request(scheduled: ScheduledSequence) -> RequestStep:
         list(chosen.parents),
         want_logits=scheduled.complete,
     )
-    proposals = chosen.distributions if session.sampling.drawn else ()
+    proposals = chosen.distributions if session.request.sampling.drawn else ()
     return RequestStep(segment, session.tokens, partial(_parameters, session), proposals)
 
 
 def _parameters(session: Session) -> SessionParameters:
-    return SessionParameters(session.sampling, session.prompt_length, session.top_logprobs)
+    return SessionParameters(session.request.sampling, session.request.prompt_length, session.request.top_logprobs)
 
 
 def _chain_masks(scheduled: ScheduledSequence) -> tuple[dict[int, Mask], tuple[int, SlipstreamError] | None]:
     """The grammar's masks along the chain by the number of candidates before, as far as it allows these; and after how
     many it cannot be followed, if that is so. An error counts only if the target chooses the candidates before it."""
-    constraint, chain = scheduled.session.masks, scheduled.selection.token_ids
+    constraint, chain = scheduled.session.constraint, scheduled.selection.token_ids
     assert constraint is not None
     masks: dict[int, Mask] = {}
     for depth in range(len(chain) + 1):

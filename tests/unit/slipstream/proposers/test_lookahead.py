@@ -27,7 +27,7 @@ from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 
 PROMPT = [5, 9, 14, 3, 8]
@@ -199,20 +199,22 @@ def test_a_drafter_of_its_own_is_refused() -> None:
 
 
 def session(candidates: int, limit: int = 12) -> Session:
-    made = Session(
+    request = SessionRequest(
         id="s",
         number=1,
         epoch=1,
         sampling=SamplingParams(temperature=0.0),
-        tokens=list(PROMPT),
         prompt_length=len(PROMPT),
         max_length=64,
         stop_token_ids=frozenset(),
         max_draft_tokens=limit,
+    )
+    made = Session(
+        request,
+        tokens=list(PROMPT),
         credit=None,
         tree=CandidateTree(PROMPT),
         history=None,
-        send=lambda reply: None,
         computed=len(PROMPT) - 1,
     )
     made.name_source(1, "model")

@@ -149,3 +149,16 @@ def test_nothing_to_decide() -> None:
     assert allot([Offer([0.9], 1)], linear(1.0, 0.0), 0).counts == [0]
     assert allot([Offer([0.9], 0)], linear(1.0, 0.0), 9).counts == [0]
     assert allot([Offer([0.9], 1)], linear(0.0, 0.0), 9).counts == [1], "a curve of zeros divides nothing by zero"
+
+
+def test_what_a_group_is_owed_is_chosen_first_and_the_best_of_the_rest_after_it() -> None:
+    poor, good = Offer([0.2, 0.1], 8, 0), Offer([0.9, 0.8, 0.3], 8, 1)
+
+    def counts(least: dict[int, int], room: int = 100) -> list[int]:
+        return allot_over([poor, good], lambda sizes: [10.0 + size for size in sizes], room, least=least).counts
+
+    assert counts({}) == [0, 3]
+    assert counts({0: 2}) == [2, 3]
+    assert counts({0: 1}, room=2) == [1, 1]
+    assert counts({0: 2}, room=1) == [1, 0]
+    assert counts({0: 9, 1: 9}) == [2, 3]

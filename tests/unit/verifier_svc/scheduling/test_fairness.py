@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.fair_shares import DeficitRoundRobin, TenantDemand, fair_level
 from verifier_svc.scheduling import fairness
-from verifier_svc.scheduling.fairness import PASSES, Ageing, Claim, DeficitRoundRobin, TenantDemand, fair_level, turns
+from verifier_svc.scheduling.fairness import PASSES, Ageing, Claim, turns
 
 TENANTS = "abcdef"
 demands = st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 40), max_size=6)

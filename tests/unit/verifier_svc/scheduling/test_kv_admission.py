@@ -14,7 +14,7 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.scheduling.kv_admission import RETURN_S, KVAdmission
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 
 BLOCKS, SIZE = 8, 4
 LONGEST = BLOCKS * SIZE
@@ -30,24 +30,26 @@ def session(
     salt: str = "",
     tenant: str = "",
 ) -> Session:
-    return Session(
+    request = SessionRequest(
         id=f"s{arrival}",
         number=arrival,
         epoch=1,
         sampling=SamplingParams(),
-        tokens=list(tokens),
         prompt_length=len(tokens),
         max_length=max_length,
         stop_token_ids=frozenset(),
         max_draft_tokens=4,
+        priority=priority,
+        cache_salt=salt,
+        tenant=tenant,
+    )
+    return Session(
+        request,
+        tokens=list(tokens),
         credit=None,
         tree=CandidateTree(tokens),
         history=TokenHistory(tokens),
-        send=lambda reply: None,
-        priority=priority,
         arrival=arrival,
-        cache_salt=salt,
-        tenant=tenant,
     )
 
 
@@ -100,13 +102,13 @@ class World:
             segment = Segment(each.sequence, turn.pending, list(chosen.token_ids), list(chosen.parents))
             segment.check()
             each.sequence.ahead = segment.tokens
-            path = list(range(min(accepted, len(chosen), each.max_length - len(each.tokens) - 1)))
+            path = list(range(min(accepted, len(chosen), each.request.max_length - len(each.tokens) - 1)))
             self.kv.keep(segment, path if turn.complete else [])
             if not turn.complete:
                 each.computed += len(turn.pending)
                 continue
             each.commit([1] * len(path) + [each.arrival % 3], turn.base + len(path))
-            if len(each.tokens) >= each.max_length:
+            if len(each.tokens) >= each.request.max_length:
                 self.end(each)
         return turns
 

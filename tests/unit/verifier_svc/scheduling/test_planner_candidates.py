@@ -62,7 +62,9 @@ def test_a_step_holds_no_more_than_keeps_every_row_s_bits(
         for candidates, most, drawn, window in asked
     ]
     for scheduled in planner.plan(sessions).step:
-        assert len(scheduled.selection) + len(scheduled.window) <= min(MOST_NODES, scheduled.session.max_draft_tokens)
+        assert len(scheduled.selection) + len(scheduled.window) <= min(
+            MOST_NODES, scheduled.session.request.max_draft_tokens
+        )
 
 
 def test_a_setting_above_what_a_pass_takes_is_refused() -> None:

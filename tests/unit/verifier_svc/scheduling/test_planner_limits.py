@@ -12,26 +12,28 @@ from slipstream.v1 import types_pb2
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 
 
 def session(number: int, pending: int) -> Session:
     tokens = [1] * 8
-    return Session(
+    request = SessionRequest(
         id=f"s{number}",
         number=number,
         epoch=1,
         sampling=SamplingParams(temperature=0.0),
-        tokens=tokens,
         prompt_length=1,
         max_length=64,
         stop_token_ids=frozenset(),
         max_draft_tokens=4,
+    )
+    return Session(
+        request,
+        tokens=tokens,
         credit=None,
         tree=CandidateTree(tokens),
         history=None,
-        send=lambda reply: None,
         arrival=number,
         computed=len(tokens) - pending,
         idle_since=float(number),
@@ -56,7 +58,7 @@ def test_a_step_holds_as_many_sessions_as_the_executor_takes(
     decoding: int, prompts: int, expected: tuple[int, int]
 ) -> None:
     step = planned(decoding, prompts, 8).step
-    found = [each.session.number for each in step]
+    found = [each.session.request.number for each in step]
     assert (sum(number < decoding for number in found), sum(number >= decoding for number in found)) == expected
     assert found == sorted(found), "those that waited longest, and the first that came"
 

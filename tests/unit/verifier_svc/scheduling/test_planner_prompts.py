@@ -39,7 +39,7 @@ def session(number: int, tenant: str, pending: int, computed: int = 0) -> Sessio
 
 def pieces(planner: Planner, sessions: list[Session]) -> dict[int, int]:
     """Tokens of each session in the next step, by its number."""
-    return {each.session.number: len(each.pending) for each in planner.plan(sessions).step}
+    return {each.session.request.number: len(each.pending) for each in planner.plan(sessions).step}
 
 
 @pytest.mark.parametrize("decoding", [1, 4, 16])
@@ -72,7 +72,7 @@ def test_tenants_share_the_tokens_of_a_step_however_many_prompts_they_send() -> 
     many = [session(number, "many", 3000) for number in range(16)]
     planner = new_planner()
     found = pieces(planner, [session(50, "one", 1, 9), *many, session(51, "one", 3000)])
-    assert abs(sum(found[each.number] for each in many if each.number in found) - found[51]) <= 1
+    assert abs(sum(found[each.request.number] for each in many if each.request.number in found) - found[51]) <= 1
     found = pieces(planner, [session(50, "one", 1, 9), *many, session(51, "one", 20)])
     assert found[51] == 20
 
@@ -146,4 +146,4 @@ def test_a_prompt_behind_a_long_context_goes_on_however_dear_its_tokens_are() ->
 def test_of_one_tenant_half_goes_to_the_first_and_half_to_the_shortest() -> None:
     prompts = [session(0, "", 900), session(1, "", 800), session(2, "", 30)]
     chunks = prefill_chunks(prompts, 100)
-    assert {each.number: size for each, size in chunks.items()} == {0: 50, 1: 20, 2: 30}
+    assert {each.request.number: size for each, size in chunks.items()} == {0: 50, 1: 20, 2: 30}

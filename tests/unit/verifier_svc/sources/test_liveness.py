@@ -16,7 +16,8 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2, worker_pb2
-from verifier_svc.session import Session
+from tests.verifier_sessions import Sent
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.liveness import LivenessMonitor
@@ -136,20 +137,23 @@ def attached_to_nobody() -> tuple[DrafterLink, list[str]]:
     """A drafter whose link is down, and what the gateway of its session is told."""
     pool = CandidateSources(types_pb2.ModelInfo(), 0.0, asyncio.get_running_loop().time, silence_s=PATIENCE_S)
     drafter, told = pool._link("nobody:1", []), list[str]()
-    session = Session(
+    request = SessionRequest(
         id="s",
         number=1,
         epoch=1,
         sampling=SamplingParams(),
-        tokens=[1, 2],
         prompt_length=2,
         max_length=9,
         stop_token_ids=frozenset(),
         max_draft_tokens=8,
+        stream=Sent(lambda reply: told.append(reply.failure.reason)),
+    )
+    session = Session(
+        request,
+        tokens=[1, 2],
         credit=None,
         tree=CandidateTree([1, 2]),
         history=TokenHistory([1, 2]),
-        send=lambda reply: told.append(reply.failure.reason),  # type: ignore[union-attr]
     )
     drafter.open(session, "model")
     return drafter, told

@@ -13,7 +13,7 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2
-from tests.verifier_sessions import new_session
+from tests.verifier_sessions import Sent, new_session
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.session import Session
 from verifier_svc.sources.shadow import ShadowDrafter
@@ -132,10 +132,10 @@ def test_what_was_accepted_teaches_what_the_drafter_s_word_is_worth() -> None:
 
 def test_a_double_shares_nothing_that_the_session_looks_at() -> None:
     told: list[Any] = []
-    served = session(send=told.append)
+    served = session(stream=Sent(told.append))
     double = ShadowDrafter(served, "new").double
     double.name_source(3, "new")
-    double.commit([1], 0)
-    double.send(verifier_pb2.DrafterEvent(failure=types_pb2.Failure(message="lost")))
+    double.commit([1])
+    double.request.stream.send(verifier_pb2.DrafterEvent(failure=types_pb2.Failure(message="lost")))
     assert served.tokens == PROMPT and served.tree.base_length == len(PROMPT) and served.drafters_of((3,)) == ("",)
     assert not told and served.served and not double.served

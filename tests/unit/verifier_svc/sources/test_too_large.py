@@ -9,7 +9,7 @@ import pytest
 from slipstream.rpc import multiplexed_stream
 from slipstream.rpc.multiplexed_stream import TOO_LARGE, SendQueue
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from tests.verifier_sessions import new_session
+from tests.verifier_sessions import Sent, new_session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
 
@@ -21,7 +21,7 @@ async def test_a_session_too_large_for_a_link_loses_its_drafter_alone(monkeypatc
     sources = CandidateSources(types_pb2.ModelInfo(vocabulary_size=100, max_length=4096), 0.0)
     reported: list[Any] = []
     small = new_session([1, 2, 3], id="small", number=1)
-    large = new_session([1] * 600, id="large", number=2, max_length=700, send=reported.append)
+    large = new_session([1] * 600, id="large", number=2, max_length=700, stream=Sent(reported.append))
     wanted = [verifier_pb2.DrafterAddress(address=ADDRESS, name="model")]
     sources.attach_session(small, wanted)
     link = sources._links[ADDRESS]
@@ -44,7 +44,7 @@ async def test_a_commit_too_large_for_a_link_costs_its_session_the_drafter(monke
     monkeypatch.setattr(multiplexed_stream, "MAX_ITEM_BYTES", 500)
     sources = CandidateSources(types_pb2.ModelInfo(vocabulary_size=100, max_length=4096), 0.0)
     reported: list[Any] = []
-    session = new_session([1, 2, 3], max_length=1000, send=reported.append)
+    session = new_session([1, 2, 3], max_length=1000, stream=Sent(reported.append))
     sources.attach_session(session, [verifier_pb2.DrafterAddress(address=ADDRESS, name="model")])
     link = sources._links[ADDRESS]
     queue = SendQueue[drafter_pb2.DraftCommand]()

@@ -7,25 +7,27 @@ import pytest
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
-from verifier_svc.session import Session
+from verifier_svc.session import Session, SessionRequest
 from verifier_svc.wait_policy.wait_policy import MAX_GAIN_RATIO, MIN_GAIN_RATIO, ExpectedGain, GainRatio
 
 
 def new_session(number: int) -> Session:
-    return Session(
+    request = SessionRequest(
         id=str(number),
         number=number,
         epoch=1,
         sampling=SamplingParams(temperature=0.0),
-        tokens=[1],
         prompt_length=1,
         max_length=99,
         stop_token_ids=frozenset(),
         max_draft_tokens=8,
+    )
+    return Session(
+        request,
+        tokens=[1],
         credit=None,
         tree=CandidateTree([1]),
         history=TokenHistory([1]),
-        send=lambda reply: None,
     )
 
 

@@ -1,0 +1,242 @@
+"""How much of a step each tenant has, so that none makes another one's times more than double. Pure, without a clock.
+
+**The promise.** Beside T - 1 other tenants, a tenant has a T-th of the tokens a second that it would have alone, and no
+step takes longer than T of its own. Whoever comes last at most doubles the steps of those that were there before.
+
+**By construction.** A tenant's *own step* is the one that the planner would choose if there were no other tenant: its
+sessions, the candidates that pay there, a piece of its prompts. Let u be the shortest of the tenants' own steps, in
+predicted seconds. A step takes at most
+
+    L = T * u,    and at most twice what it takes without the tenant that has more than half of it.
+
+The tokens that take L are divided by deficit round robin (`slipstream.fair_shares`), so that each tenant has those of
+its own step or as many as any other one. Where those are fewer than its sessions, some sit this step out, those that
+decoded last (`Shares.places`); its prompts leave its sessions half of them. Within that the budget chooses what brings
+the most tokens a second, as for one tenant; only if that leaves somebody less than was promised do candidates of its
+own step come first (`Shares.least`).
+
+Why that is enough: the tenant with the shortest own step has all of it in a step of at most L. Any other one has the
+tokens of its own step in as many seconds, or as many of them as anyone: with t(n) = a + b * n, and n tokens in the
+shortest own step, it has a / b + n tokens in T * (a + b * n) seconds, a T-th of 1 / b, the most that it could have in
+any step. No session waits for ever: two tokens of two tenants take no longer in one step than in two, so each tenant
+has one at least, and its sessions take turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream.fair_shares import ROUNDING, DeficitRoundRobin, TenantDemand, fair_level
+from verifier_svc.scheduling.budget import Offer, allot
+from verifier_svc.scheduling.prefill import tokens_within
+
+
+class TenantWork(NamedTuple):
+    """What a tenant could use of a step."""
+
+    sessions: int
+    """Those that decode."""
+    aside: int
+    """Candidates of those that do not compete."""
+    offers: Sequence[Offer]
+    """Of those that compete."""
+    prompts: int
+    """Tokens of prompts, without KV."""
+
+    @property
+    def most(self) -> float:
+        """Tokens that a step could commit, whatever its candidates cost."""
+        return self.sessions + sum(sum(offer.probabilities[: offer.cap]) for offer in self.offers)
+
+
+class OwnStep(NamedTuple):
+    """The step that a tenant would have alone."""
+
+    tokens: int
+    """Of its sessions, with their candidates."""
+    prompts: int
+    expected: float
+    """Tokens that it commits."""
+    seconds: float
+
+    @property
+    def size(self) -> int:
+        return self.tokens + self.prompts
+
+
+class StepCosts(NamedTuple):
+    """What steps take, and how much of prompts there is in them."""
+
+    seconds: Callable[[int, int], float]
+    """Of a step with so many tokens and sessions."""
+    over: Callable[[int], Callable[[range], Sequence[float]]]
+    """By sessions, the seconds of many sizes at once."""
+    prompts: float
+    """Seconds that prompts add, by what `seconds` gives."""
+    beside: Callable[[int, int], int]
+    """Most prompt tokens of a step with so many tokens and sessions that decode."""
+    alone: int
+    """Most prompt tokens of a step in which nothing decodes."""
+    room: int
+    """Most tokens of a step."""
+
+    def whole(self, tokens: int, sessions: int, prompts: int) -> float:
+        """Seconds of a step with prompts."""
+        own = self.seconds(tokens, sessions) if tokens else 0.0
+        return own + self.prompts * (self.seconds(tokens + prompts, max(1, sessions)) - own) if prompts else own
+
+    def within(self, sessions: int, limit_s: float, most: int) -> int:
+        """Tokens of so many sessions that take so many seconds."""
+        return tokens_within(lambda size: self.seconds(size, sessions), most, limit_s)
+
+    def own(self, work: TenantWork) -> tuple[OwnStep, list[int]]:
+        """The step with this work alone, and how many candidates of each offer are in it."""
+        if not work.sessions:
+            prompts = min(work.prompts, self.alone)
+            return OwnStep(0, prompts, 0.0, self.whole(0, 0, prompts)), []
+        base = work.sessions + work.aside
+        prompts = min(work.prompts, self.beside(base, work.sessions)) if work.prompts else 0
+        found = allot(work.offers, self.over(work.sessions), self.room - base - prompts, base, prompts)
+        tokens = base + sum(found.counts)
+        expected = found.tokens + work.sessions - len(work.offers)
+        return OwnStep(tokens, prompts, expected, self.whole(tokens, work.sessions, prompts)), found.counts
+
+
+class Part(NamedTuple):
+    """A tenant's part of a step."""
+
+    sessions: int
+    """Those that decode."""
+    tokens: int
+    """Of its sessions, with their candidates."""
+    expected: float
+    """Tokens that it commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of one step."""
+
+    tokens: Mapping[str, int]
+    """Most tokens of each tenant's sessions, with their candidates."""
+    places: Mapping[str, int]
+    """How many of its sessions decode in the step."""
+    least: Mapping[str, int]
+    """Competing candidates of each tenant that come first, where it has less than was promised."""
+    prompts: int
+    """Most tokens of all prompts."""
+    rates: Mapping[str, float]
+    """Tokens a second that each tenant is promised."""
+
+    def owed(self, parts: Mapping[str, Part], seconds: float) -> set[str]:
+        """The tenants that have too little of a step of so many seconds."""
+        return {
+            tenant
+            for tenant, least in self.least.items()
+            if least and parts[tenant].expected < self.rates[tenant] * seconds * (1.0 - ROUNDING)
+        }
+
+
+class StepShares:
+    """Divides one step after another among tenants."""
+
+    def __init__(self) -> None:
+        self._turns = DeficitRoundRobin[str]()
+
+    def divide(
+        self, works: Mapping[str, TenantWork], cost: StepCosts, parts: Mapping[str, Part], seconds: float
+    ) -> tuple[float, Shares | None]:
+        """Most seconds of a step, and the tenants' shares of it; None where one of so many `seconds` with these
+        `parts`, which is the best for all together, keeps the promise."""
+        least_s = _least_s(works, cost)
+        limit_s = len(works) * min(least_s.values())
+        if seconds <= limit_s and _kept(works, least_s, parts, seconds):
+            return limit_s, None
+        own = {tenant: cost.own(work)[0] for tenant, work in works.items()}
+        least = min(own.values(), key=lambda step: step.seconds)
+        limit_s = len(works) * least.seconds
+        rates = {tenant: step.expected / (len(works) * step.seconds) for tenant, step in own.items()}
+        heavy = max(own, key=lambda tenant: own[tenant].size)
+        if len(works) > 2 and 2 * own[heavy].size > sum(step.size for step in own.values()):
+            rest = {tenant: work for tenant, work in works.items() if tenant != heavy}
+            together, expected = _together(rest, cost)
+            limit_s = min(limit_s, 2.0 * together.seconds)
+            rates |= {tenant: max(rates[tenant], 0.5 * expected[tenant] / together.seconds) for tenant in rest}
+        given = self._given(own, max(_room(works, own, cost, limit_s), len(own) * least.size))
+        tokens = {tenant: _decoding(step, given[tenant]) for tenant, step in own.items()}
+        places = {tenant: min(work.sessions, tokens[tenant]) for tenant, work in works.items()}
+        candidates = {
+            tenant: max(0, min(own[tenant].tokens, tokens[tenant]) - places[tenant] - work.aside)
+            for tenant, work in works.items()
+        }
+        return limit_s, Shares(tokens, places, candidates, sum(given.values()) - sum(tokens.values()), rates)
+
+    def _given(self, own: Mapping[str, OwnStep], room: int) -> dict[str, int]:
+        """Tokens of each tenant."""
+        if sum(step.size for step in own.values()) <= room:
+            return {tenant: step.size for tenant, step in own.items()}
+        given = dict.fromkeys(own, 0)
+
+        def spend(tenant: str, units: float) -> float:
+            given[tenant] += int(units)
+            return int(units)
+
+        self._turns.divide(room, {tenant: TenantDemand(step.size) for tenant, step in own.items()}, spend)
+        return given
+
+
+def _room(works: Mapping[str, TenantWork], own: Mapping[str, OwnStep], cost: StepCosts, limit_s: float) -> int:
+    """Tokens that take so many seconds. What they take depends on how many sessions bring them, and these on it."""
+    sizes = [step.size for step in own.values()]
+    sessions, room = sum(work.sessions for work in works.values()), 0
+    for _ in range(2):
+        room = cost.within(max(1, sessions), limit_s, min(cost.room, sum(sizes)))
+        level = max(1.0, fair_level(sizes, room))
+        sessions = sum(int(min(work.sessions, level)) for work in works.values())
+    return room
+
+
+def _decoding(own: OwnStep, given: int) -> int:
+    """Tokens of decoding, of all that the tenant has."""
+    return max(min(own.tokens, math.ceil(given / 2)), given - own.prompts)
+
+
+def _least_s(works: Mapping[str, TenantWork], cost: StepCosts) -> dict[str, float]:
+    """What is found at once: no own step is shorter than one without candidates."""
+    return {
+        tenant: cost.seconds(work.sessions, work.sessions) if work.sessions else cost.own(work)[0].seconds
+        for tenant, work in works.items()
+    }
+
+
+def _kept(
+    works: Mapping[str, TenantWork], least_s: Mapping[str, float], parts: Mapping[str, Part], seconds: float
+) -> bool:
+    """Whether each tenant has what is promised, however little its own step would take, and however much it would
+    commit; and none has more than half of a step of several."""
+    sizes = [part.tokens for part in parts.values()]
+    if len(works) > 2 and 2 * max(sizes) > sum(sizes):
+        return False
+    return all(
+        parts[tenant].expected * len(works) * least_s[tenant] >= work.most * seconds * (1.0 - ROUNDING)
+        for tenant, work in works.items()
+    )
+
+
+def _together(works: Mapping[str, TenantWork], cost: StepCosts) -> tuple[OwnStep, dict[str, float]]:
+    """The step of several tenants as if they were one, and what each commits in it."""
+    whole = TenantWork(
+        sum(work.sessions for work in works.values()),
+        sum(work.aside for work in works.values()),
+        [offer for work in works.values() for offer in work.offers],
+        sum(work.prompts for work in works.values()),
+    )
+    step, counts = cost.own(whole)
+    expected, left = dict[str, float](), iter(counts)
+    for tenant, work in works.items():
+        accepted = sum(sum(offer.probabilities[:count]) for offer, count in zip(work.offers, left, strict=False))
+        expected[tenant] = work.sessions + accepted
+    return step, expected
