@@ -22,7 +22,16 @@ settings.load_profile("suite")
 
 OF_ONE_SERVER = {
     f"tests/e2e/test_{name}.py"
-    for name in ("bad_input", "ctrl_c", "draft_in_verifier", "exactness", "http", "readme", "structured_output", "traces")
+    for name in (
+        "bad_input",
+        "ctrl_c",
+        "draft_in_verifier",
+        "exactness",
+        "http",
+        "readme",
+        "structured_output",
+        "traces",
+    )
 }
 """Files that ask for `server` of tests/e2e/conftest.py, which is of one worker."""
 MANIFESTS = "tests/manifests/"

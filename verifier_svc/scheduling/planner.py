@@ -147,7 +147,7 @@ class Planner:
         plan = self._allotted(offered, room, prefill)
         if len(tenants) > 1:
             cost = self._prompt_room.costs(prompts)
-            works = {tenant: _work(tenant, offered, prompts) for tenant in tenants}
+            works = _works(tenants, offered, prompts)
             used = sum(scheduled.tokens for scheduled in plan.step)
             seconds = cost.whole(used, len(plan.step), prefill)
             limit_s, shares = self._step_shares.divide(works, cost, _parts(tenants, plan), seconds)
@@ -349,11 +349,21 @@ def _first(sessions: list[Session], places: int, waits: Callable[[Session], floa
     return sorted(ordered, key=lambda session: (session.request.priority, turn[session]))[:places]
 
 
-def _work(tenant: str, offered: Sequence[OfferedSession], prompts: Sequence[Session]) -> TenantWork:
-    own = [each for each in offered if each.session.request.tenant == tenant]
-    aside = sum(len(each.selection) for each in own if each.offer is None)
-    pending = sum(session.pending for session in prompts if session.request.tenant == tenant)
-    return TenantWork(len(own), aside, [each.offer for each in own if each.offer is not None], pending)
+def _works(
+    tenants: Iterable[str], offered: Sequence[OfferedSession], prompts: Sequence[Session]
+) -> dict[str, TenantWork]:
+    own: dict[str, list[OfferedSession]] = {tenant: [] for tenant in tenants}
+    pending = dict.fromkeys(own, 0)
+    for each in offered:
+        own[each.session.request.tenant].append(each)
+    for session in prompts:
+        pending[session.request.tenant] += session.pending
+    found: dict[str, TenantWork] = {}
+    for tenant, some in own.items():
+        aside = sum(len(each.selection) for each in some if each.offer is None)
+        offers = [each.offer for each in some if each.offer is not None]
+        found[tenant] = TenantWork(len(some), aside, offers, pending[tenant])
+    return found
 
 
 def _parts(tenants: Iterable[str], plan: StepPlan) -> dict[str, Part]:

@@ -157,15 +157,28 @@ class StepShares:
             return limit_s, None
         own = {tenant: cost.own(work)[0] for tenant, work in works.items()}
         least = min(own.values(), key=lambda step: step.seconds)
-        limit_s = len(works) * least.seconds
+        limit_s, room = (
+            len(works) * least.seconds,
+            len(works) * least.size,
+        )  # which take no longer, whatever a curve says
         rates = {tenant: step.expected / (len(works) * step.seconds) for tenant, step in own.items()}
-        heavy = max(own, key=lambda tenant: own[tenant].size)
-        if len(works) > 2 and 2 * own[heavy].size > sum(step.size for step in own.values()):
+        heavy = _heavy({tenant: part.tokens + own[tenant].prompts for tenant, part in parts.items()}) or _heavy(
+            {tenant: step.size for tenant, step in own.items()}
+        )
+        if len(works) > 2 and heavy is not None:
             rest = {tenant: work for tenant, work in works.items() if tenant != heavy}
-            together, expected = _together(rest, cost)
-            limit_s = min(limit_s, 2.0 * together.seconds)
-            rates |= {tenant: max(rates[tenant], 0.5 * expected[tenant] / together.seconds) for tenant in rest}
-        given = self._given(own, max(_room(works, own, cost, limit_s), len(own) * least.size))
+            seconds, without = _together(rest, cost)
+            if 2.0 * seconds < limit_s:
+                limit_s, room = 2.0 * seconds, len(works)
+            for tenant, part in without.items():
+                rate = 0.5 * part.expected / seconds
+                if rate >= rates[tenant]:  # what it would have without the heavy one is enough
+                    rates[tenant] = rate
+                    own[tenant] = own[tenant]._replace(tokens=part.tokens)
+        for tenant, part in parts.items():
+            if part.tokens < own[tenant].tokens and part.expected >= rates[tenant] * limit_s:  # enough in any step
+                own[tenant] = own[tenant]._replace(tokens=part.tokens)
+        given = self._given(own, max(_room(works, own, cost, limit_s), room))
         tokens = {tenant: _decoding(step, given[tenant]) for tenant, step in own.items()}
         places = {tenant: min(work.sessions, tokens[tenant]) for tenant, work in works.items()}
         candidates = {
@@ -186,6 +199,12 @@ class StepShares:
 
         self._turns.divide(room, {tenant: TenantDemand(step.size) for tenant, step in own.items()}, spend)
         return given
+
+
+def _heavy(sizes: Mapping[str, int]) -> str | None:
+    """The tenant with more than half of all; None where there is none."""
+    most = max(sizes, key=sizes.__getitem__)
+    return most if 2 * sizes[most] > sum(sizes.values()) else None
 
 
 def _room(works: Mapping[str, TenantWork], own: Mapping[str, OwnStep], cost: StepCosts, limit_s: float) -> int:
@@ -217,8 +236,7 @@ def _kept(
 ) -> bool:
     """Whether each tenant has what is promised, however little its own step would take, and however much it would
     commit; and none has more than half of a step of several."""
-    sizes = [part.tokens for part in parts.values()]
-    if len(works) > 2 and 2 * max(sizes) > sum(sizes):
+    if len(works) > 2 and _heavy({tenant: part.tokens for tenant, part in parts.items()}) is not None:
         return False
     return all(
         parts[tenant].expected * len(works) * least_s[tenant] >= work.most * seconds * (1.0 - ROUNDING)
@@ -226,8 +244,8 @@ def _kept(
     )
 
 
-def _together(works: Mapping[str, TenantWork], cost: StepCosts) -> tuple[OwnStep, dict[str, float]]:
-    """The step of several tenants as if they were one, and what each commits in it."""
+def _together(works: Mapping[str, TenantWork], cost: StepCosts) -> tuple[float, dict[str, Part]]:
+    """Seconds of the step of several tenants as if they were one, and what each has of it."""
     whole = TenantWork(
         sum(work.sessions for work in works.values()),
         sum(work.aside for work in works.values()),
@@ -235,8 +253,10 @@ def _together(works: Mapping[str, TenantWork], cost: StepCosts) -> tuple[OwnStep
         sum(work.prompts for work in works.values()),
     )
     step, counts = cost.own(whole)
-    expected, left = dict[str, float](), iter(counts)
+    parts, left = dict[str, Part](), iter(counts)
     for tenant, work in works.items():
-        accepted = sum(sum(offer.probabilities[:count]) for offer, count in zip(work.offers, left, strict=False))
-        expected[tenant] = work.sessions + accepted
-    return step, expected
+        chosen = list(zip(work.offers, left, strict=False))
+        tokens = work.sessions + work.aside + sum(count for _, count in chosen)
+        expected = work.sessions + sum(sum(offer.probabilities[:count]) for offer, count in chosen)
+        parts[tenant] = Part(work.sessions, tokens, expected)
+    return step.seconds, parts
