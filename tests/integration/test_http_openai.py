@@ -65,6 +65,39 @@ async def test_a_completion_is_the_text_that_grpc_gives(served: Served) -> None:
     assert served.verifier.opens()[0].sampling.seed == 3
 
 
+@pytest.mark.parametrize(("cap", "completion"), [(0, 16), (40, 40)])
+async def test_without_a_number_a_chat_has_the_rest_of_the_context_and_a_completion_16_tokens(
+    served: Served, cap: int, completion: int
+) -> None:
+    await served.start(max_tokens_default=cap)
+    await served.openai.completions.create(model="toy", prompt="Tell me.")
+    opened = [served.opened]
+    await served.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Tell me."}])
+    opened.append(served.opened)
+    await served.openai.responses.create(model="toy", input="Tell me.")
+    opened.append(served.opened)
+    await served.web.front.stub.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.")).read()
+    opened.append(served.opened)
+    room = [each.max_length - len(each.prefix.token_ids) for each in opened]
+    assert room[0] == completion
+    assert [each.max_length for each in opened[1:]] == [200] * 3 if cap == 0 else room[1:] == [cap] * 3
+
+
+async def test_a_prompt_that_no_verifiers_memory_holds_is_the_clients_to_shorten(served: Served) -> None:
+    await served.start()
+    smaller = served.verifier.model.max_length - 90
+    for verifier in served.web.front.gateway.router.verifiers:
+        assert verifier.model is not None
+        verifier.model.max_length = (
+            smaller  # as a verifier announces whose KV memory is smaller than its model's length
+        )
+    with pytest.raises(openai.BadRequestError) as refused:
+        await served.openai.completions.create(model="toy", prompt="Tell me. " * 16)
+    assert refused.value.code == "context_length_exceeded"
+    await served.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Tell me."}])
+    assert served.opened.max_length == smaller
+
+
 async def test_a_stream_joins_to_the_whole_text_and_ends_with_usage_where_it_is_asked_for(served: Served) -> None:
     await served.start()
     body = {"prompt": "Tell me.", "max_tokens": 30, "stream": True}

@@ -24,6 +24,10 @@ from gateway.work.once import Once
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
 
+MAX_TOKENS_DEFAULT = 16
+"""Output tokens of a completion that names no number and has no operator's, as OpenAI and vLLM have it: a text that is
+continued has no turn that ends, as a chat has."""
+
 
 class CompletionRequest(SamplingFields):
     prompt: str | TokenIds | Strings | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
@@ -68,6 +72,8 @@ class CompletionCall(Call):
 
     def __init__(self, parts: HttpDependencies, context: RequestContext, asked: CompletionRequest) -> None:
         self._prompts = asked.prompts()
+        if asked.max_tokens is None and not parts.config.max_tokens_default:
+            asked.max_tokens = MAX_TOKENS_DEFAULT
         self._echoes = [Once(partial(self._echo, prompt)) for prompt in self._prompts]
         tokenizer, indices = parts.tokenizer, list(range(asked.choices)) * len(self._prompts)
         prompts = [text_of(tokenizer, each) if isinstance(each, str) else tokens_of(each) for each in self._prompts]

@@ -116,7 +116,7 @@ class SamplingFields(RequestFields):
     model: str = ""
     """Empty: the only model."""
     max_tokens: int | None = Field(None, ge=1, le=_MOST)
-    """Most output tokens; the server's default is `GATEWAY_MAX_TOKENS_DEFAULT`."""
+    """Most output tokens; default: what the model's length leaves, of completions 16; `GATEWAY_MAX_TOKENS_DEFAULT`."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, ge=-1, le=_MOST)
