@@ -138,7 +138,13 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 break
         new = session.tokens[base:]
         session.credit -= len(new)
+        asked, scored = session.open, list[types_pb2.TokenLogprobs]()
+        if asked.HasField("prompt_logprobs") and base == len(asked.prefix.token_ids):
+            top = {"top_token_ids": [65, 66, 67], "top_logprobs": [0.0, -0.5, -1.0]}
+            cut = {name: values[: asked.prompt_logprobs] for name, values in top.items()}
+            scored = [types_pb2.TokenLogprobs(logprob=-place, **cut) for place in range(1, asked.prefix.prompt_length)]
         done = verifier_pb2.Round(
+            prompt_logprobs=scored,
             session=session.number,
             epoch=session.epoch,
             base_length=base,

@@ -13,7 +13,7 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import KVSequence
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.lookahead import LookaheadWindow
-from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
@@ -97,6 +97,10 @@ class Session:
     """Format of the structured output; sent to the drafters."""
     top_logprobs: int | None = None
     """Likeliest tokens whose log-probabilities go with each committed token's own; None: no log-probabilities."""
+    top_prompt_logprobs: int | None = None
+    """As `top_logprobs` for the prompt's tokens; None once their log-probabilities were sent."""
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By position in the prompt, as far as it was scored. A step that is run again writes the same again."""
     served: bool = True
     """False for a copy on which a shadow drafter is scored (`verifier_svc.sources.shadow`); it is in no step."""
     window: LookaheadWindow | None = None
@@ -111,6 +115,11 @@ class Session:
     def pending(self) -> int:
         """Committed tokens without KV; at least one."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether rows of the prompt are still to be scored: they have to be computed, not found in the cache."""
+        return self.top_prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length - 1
 
     @property
     def masks(self) -> GrammarConstraint | MinLengthConstraint | None:

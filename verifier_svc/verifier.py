@@ -99,6 +99,7 @@ async def _serving(
         executor.kv.blocks_total * executor.kv.block_size,
         AddressAllowlist(config.drafters_allowed),
         executor.limits.lossy_rules,
+        executor.limits.scores_prompts,
     )
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
     served = types_pb2.ModelInfo()

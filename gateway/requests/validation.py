@@ -81,6 +81,8 @@ class RequestValidator:
         structure = await self._structure(request, asked, tenant)
         prompt, prediction = await _encode(texts.prompt, predicted, asked.model, tenant)
         check_annotation(request.annotation, len(prompt))
+        if request.HasField("prompt_logprobs") and not again:
+            proto_conversion.check_prompt_logprobs(request.prompt_logprobs, len(prompt))
         max_length = min(len(prompt) + asked.most_output, asked.model.max_length)
         if not request.HasField("max_tokens"):
             max_length = max(len(prompt) + 1, min(max_length, _most_sent(asked.model) - len(prediction)))

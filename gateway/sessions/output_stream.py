@@ -18,6 +18,8 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 Event = gateway_pb2.Started | gateway_pb2.Delta | gateway_pb2.Finished
 """One Started, then Deltas, each with all text that became final since the client took the last one, then Finished."""
+MOST_PROMPT_LOGPROBS = 4096
+"""Most log-probabilities of a prompt in one Delta, those of likeliest tokens counted."""
 MOST_TOKENS = 4096
 """Most tokens of one Delta: a client that is far behind catches up in pieces."""
 
@@ -56,6 +58,8 @@ class OutputStream:
         """Leading tokens without log-probabilities: up to the last one that came from a record, which keeps none."""
         self._logprobs: list[gateway_pb2.Logprob] = []
         """Log-probabilities of the tokens behind those."""
+        self._prompt_logprobs: list[gateway_pb2.Logprob] = []
+        """Of the prompt's tokens but the first; empty unless the request asked for them."""
         self._rounds: list[gateway_pb2.RoundDetails] = []
         """Details of rounds, in order; empty unless the request asked for them."""
         self._rounds_with_texts = 0
@@ -87,6 +91,10 @@ class OutputStream:
         self._rounds += rounds
         self._settle(self.transcript.push(tokens))
         self.wake()
+
+    def add_prompt_logprobs(self, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
+        """Add the log-probabilities of the prompt, which come with the first tokens."""
+        self._prompt_logprobs += self.transcript.likelihoods(self.started.prompt_token_ids[1:], logprobs)
 
     def conclude(self) -> None:
         """Make text that was held back final: no more tokens follow."""
@@ -135,6 +143,9 @@ class OutputStream:
             while True:
                 changed = self._changed.next_change()
                 self._take(offset)
+                if offset == 0 and self._shown:
+                    for some in self._prompt_pieces():
+                        yield gateway_pb2.Delta(prompt_logprobs=some)
                 while offset < self._shown:
                     bound = self._without_logprobs if offset < self._without_logprobs else self._shown
                     until = min(bound, self._shown, offset + MOST_TOKENS)
@@ -198,6 +209,12 @@ class OutputStream:
             rounds=self._rounds_between(offset, until),
             logprobs=self._logprobs[max(0, offset - self._without_logprobs) : max(0, until - self._without_logprobs)],
         )
+
+    def _prompt_pieces(self) -> list[list[gateway_pb2.Logprob]]:
+        """The prompt's log-probabilities in pieces that a message holds, however long the tokens' texts are."""
+        found = self._prompt_logprobs
+        size = MOST_PROMPT_LOGPROBS // (1 + len(found[0].top)) if found else 1
+        return [found[first : first + size] for first in range(0, len(found), size)]
 
     def _rounds_between(self, offset: int, until: int) -> list[gateway_pb2.RoundDetails]:
         """The rounds whose first token is one of these."""

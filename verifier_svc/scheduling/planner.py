@@ -43,6 +43,8 @@ OWN_WEIGHT, OWN_LEAST, OWN_MOST = 0.3, 0.25, 4.0
 POOL = 3
 """Candidates of several drafters, the likeliest by their claims, that compete for each place of a step."""
 NO_CANDIDATES = Selection()
+MOST_SCORED = 256
+"""Most tokens of a step whose prompts' log-probabilities are wanted: each has a row of logits as wide as the vocabulary."""
 ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
 
@@ -131,8 +133,13 @@ class Planner:
         if prefilling:
             places = self._limits.executor.max_sequences - len(decoding)
             prompts = _first(prefilling, places, lambda session: session.arrival)
+            scored = MOST_SCORED
             for session, size in self._prefill(prompts, plan).items():
-                plan.step.append(_schedule(session, size, NO_CANDIDATES))
+                if session.scores_prompt:
+                    size = min(size, scored)
+                    scored -= size
+                if size:
+                    plan.step.append(_schedule(session, size, NO_CANDIDATES))
         return plan
 
     def _prefill(self, prompts: list[Session], plan: StepPlan) -> dict[Session, int]:
