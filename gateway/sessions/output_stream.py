@@ -7,7 +7,7 @@ text for all of them. The client that is farthest sets the verifier's credit.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
 
@@ -143,14 +143,9 @@ class OutputStream:
             while True:
                 changed = self._changed.next_change()
                 self._take(offset)
-                if offset == 0 and self._shown:
-                    for some in self._prompt_pieces():
-                        yield gateway_pb2.Delta(prompt_logprobs=some)
-                while offset < self._shown:
-                    bound = self._without_logprobs if offset < self._without_logprobs else self._shown
-                    until = min(bound, self._shown, offset + MOST_TOKENS)
-                    yield self._delta(offset, until, characters)
-                    offset, characters = until, self._ahead(until, characters)
+                for delta, until, later in self._deltas(offset, characters):
+                    yield delta
+                    offset, characters = until, later
                     self._take(offset)
                 if self._finished is not None:
                     break
@@ -209,6 +204,18 @@ class OutputStream:
             rounds=self._rounds_between(offset, until),
             logprobs=self._logprobs[max(0, offset - self._without_logprobs) : max(0, until - self._without_logprobs)],
         )
+
+    def _deltas(self, offset: int, characters: int | None) -> Iterator[tuple[gateway_pb2.Delta, int, int | None]]:
+        """What may be sent now behind a place, each with the place behind it."""
+        if offset == 0 and self._shown:
+            for some in self._prompt_pieces():
+                yield gateway_pb2.Delta(prompt_logprobs=some), 0, characters
+        while offset < self._shown:
+            bound = self._without_logprobs if offset < self._without_logprobs else self._shown
+            until = min(bound, self._shown, offset + MOST_TOKENS)
+            delta = self._delta(offset, until, characters)
+            offset, characters = until, self._ahead(until, characters)
+            yield delta, offset, characters
 
     def _prompt_pieces(self) -> list[list[gateway_pb2.Logprob]]:
         """The prompt's log-probabilities in pieces that a message holds, however long the tokens' texts are."""

@@ -44,7 +44,8 @@ POOL = 3
 """Candidates of several drafters, the likeliest by their claims, that compete for each place of a step."""
 NO_CANDIDATES = Selection()
 MOST_SCORED = 256
-"""Most tokens of a step whose prompts' log-probabilities are wanted: each has a row of logits as wide as the vocabulary."""
+"""Most tokens of a step whose prompts' log-probabilities are wanted: each has a row of logits, as wide as the
+vocabulary."""
 ANY_CANDIDATES = ExecutorLimits()
 NO_CHOICE = CandidateChoice(-1, 0, NO_CANDIDATES, [])
 

@@ -28,8 +28,8 @@ def echoed_logprobs(
     output: Sequence[gateway_pb2.Logprob],
     top: int,
 ) -> dict[str, Any]:
-    """Those of the prompt and of the output behind it, with `top` likeliest tokens each. The prompt's first token, which
-    nothing comes before, has none."""
+    """Those of the prompt and of the output behind it, with `top` likeliest tokens each. The prompt's first token has
+    none: nothing comes before it."""
     made = completion_logprobs([*(_cut(each, top) for each in prompt), *output], 0)
     beginning = [first.bytes, *(each.token.bytes for each in (*prompt, *output))]
     return {
@@ -41,8 +41,8 @@ def echoed_logprobs(
 
 
 def prompt_logprobs(prompt: Sequence[gateway_pb2.Logprob], top: int) -> list[dict[str, Any] | None]:
-    """As vLLM has them: for each of the prompt's tokens the likeliest ones by id and the token itself; null for the first.
-    The rank of a token that is not among the likeliest is not known."""
+    """As vLLM has them: for each of the prompt's tokens the likeliest ones by id and the token itself; null for the
+    first. The rank of a token that is not among the likeliest is not known."""
     return [None, *(_by_id(_cut(each, top)) for each in prompt)]
 
 

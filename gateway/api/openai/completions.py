@@ -37,7 +37,7 @@ class CompletionRequest(SamplingFields):
     """Most output tokens; 0: the prompt alone, for `echo` and `prompt_logprobs`. Default: 16."""
     logprobs: int | None = Field(None, ge=0, le=20)
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
-    """Log-probabilities of the prompt's tokens, and those of so many likeliest ones. `echo` with `logprobs` needs none."""
+    """Log-probabilities of the prompt's tokens, and of so many likeliest ones. `echo` with `logprobs` needs none."""
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = Field(None, ge=1)
