@@ -173,6 +173,12 @@ class RequestValidator:
     ) -> StructuredOutput | None:
         """Compiles the structure, so that an error in it is returned before anything else is spent."""
         structure = proto_conversion.structure_from_proto(request.structured_output)
+        if structure is None and request.HasField("structured_output"):
+            raise InvalidArgument(
+                "structured_output has no format that this server knows; set json_schema, json_object, regex or grammar, "
+                "or leave it out.",
+                reason="STRUCTURE_UNKNOWN",
+            )
         if structure is None:
             return None
         if not set(asked.model.eos_token_ids) <= set(asked.stop_token_ids):

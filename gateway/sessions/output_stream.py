@@ -154,6 +154,7 @@ class OutputStream:
                 await changed.wait()
             if offset > len(self.tokens):
                 raise OutOfRange(f"The session has {len(self.tokens)} output tokens, not {offset}.", reason="NO_OFFSET")
+            self._check_characters(characters)
             if tail := self._since(offset, characters):
                 yield gateway_pb2.Delta(offset=offset, text=tail)
             yield self._finished
@@ -180,6 +181,14 @@ class OutputStream:
     def _check(self, revision: int | None) -> None:
         if revision not in (None, self.started.revision):
             raise rolled_back()
+
+    def _check_characters(self, characters: int | None) -> None:
+        """Raises OutOfRange for more characters than the whole text has, as of a client that counts bytes."""
+        whole = self._end(len(self._pieces)) + len(self.transcript.rest)
+        if characters is not None and characters > whole:
+            raise OutOfRange(
+                f"The session's text has {whole} characters (code points), not {characters}.", reason="NO_OFFSET"
+            )
 
     def _ahead(self, offset: int, characters: int | None) -> int | None:
         """`characters` once `offset` tokens were sent; None from where the tokens' text is as long."""

@@ -472,6 +472,35 @@ async def test_choices_are_admitted_together_or_not_at_all(served: Served) -> No
         await served.verifier.until(lambda: not served.verifier.sessions)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [
+        ("guided_json", {"type": "object"}, None),
+        ("guided_choice", ["a"], []),
+        ("bad_words", ["x"], []),
+        ("functions", [{"name": "f"}], []),
+        ("function_call", {"name": "f"}, "none"),
+        ("truncate_prompt_tokens", 5, None),
+        ("include_stop_str_in_output", True, False),
+        ("skip_special_tokens", False, True),
+        ("length_penalty", 1.2, 1.0),
+        ("use_beam_search", True, False),
+        ("prompt_logprobs", 3, None),
+        ("modalities", ["text", "audio"], ["text"]),
+    ],
+)
+async def test_a_field_that_would_change_the_answer_is_refused_by_name(
+    served: Served, name: str, value: Any, harmless: Any
+) -> None:
+    await served.start()
+    chat = {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": 3, "model": None}
+    refused = await served.web.post("/v1/chat/completions", chat | {name: value})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "field_not_served")
+    assert name in refused.json()["error"]["message"]
+    assert not served.verifier.sessions
+    assert (await served.web.post("/v1/chat/completions", chat | {name: harmless})).status_code == 200
+
+
 async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     await served.start()
     with caplog.at_level(logging.INFO, "gateway"):

@@ -75,6 +75,14 @@ async def test_a_default_output_is_shortened_to_what_can_be_sent_and_never_refus
     assert refused.value.reason == TOO_LARGE
 
 
+@pytest.mark.parametrize("sent", [b"", b"\xf2\x01\x01x"])
+async def test_a_structure_of_a_format_that_is_not_known_is_no_free_text(sent: bytes) -> None:
+    """What a newer client sends: a format that this server has not heard of, which its message keeps as unknown."""
+    with pytest.raises(InvalidArgument) as refused:
+        await resolve(request(structured_output=types_pb2.StructuredOutput.FromString(sent)))
+    assert refused.value.reason == "STRUCTURE_UNKNOWN"
+
+
 @pytest.mark.parametrize(("asked", "given"), [(2, 2), (0, 0), (50, 6)])
 async def test_a_request_may_ask_for_fewer_draft_tokens_but_not_for_more(asked: int, given: int) -> None:
     made = await resolve(request(speculation=gateway_pb2.SpeculationOptions(max_draft_tokens=asked)))
