@@ -175,8 +175,8 @@ class RequestValidator:
         structure = proto_conversion.structure_from_proto(request.structured_output)
         if structure is None and request.HasField("structured_output"):
             raise InvalidArgument(
-                "structured_output has no format that this server knows; set json_schema, json_object, regex or grammar, "
-                "or leave it out.",
+                "structured_output has no format that this server knows; set json_schema, json_object, regex or "
+                "grammar, or leave it out.",
                 reason="STRUCTURE_UNKNOWN",
             )
         if structure is None:

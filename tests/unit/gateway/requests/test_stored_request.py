@@ -56,7 +56,7 @@ async def test_what_a_gateway_writes_into_a_record_later_leaves_the_request_as_i
     asked = gateway_pb2.GenerateRequest.FromString(moved)
     asked.DiscardUnknownFields()
     assert asked == (await resolved()).request
-    assert b"\xa8\x01\x05" in moved and same_request(moved, WRITTEN_BEFORE + b"\xa8\x01\x05")
+    assert b"\xb0\x01\x05" in moved and same_request(moved, WRITTEN_BEFORE + b"\xb0\x01\x05")
 
 
 async def test_what_a_client_sends_under_the_numbers_of_the_record_alone_is_ignored() -> None:
