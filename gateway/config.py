@@ -90,8 +90,9 @@ class GatewayConfig:
     """Seconds that a session waits for a store that does not answer."""
     max_sessions: int = 1024
     """Most sessions at a time; more are refused."""
-    max_tokens_default: int = 256
-    """Output tokens of a request without `max_tokens`."""
+    max_tokens_default: int = 0
+    """Most output tokens of a request without `max_tokens`; 0: what the model's length leaves. `/v1/completions` has
+    16 then, as OpenAI."""
     max_draft_tokens: int = 8
     """Most draft tokens verified in one round; a request may ask for fewer. 0: no speculation."""
     credit_tokens: int = 512
@@ -210,10 +211,11 @@ class GatewayConfig:
 
     def _check_numbers(self) -> None:
         require_positive(self, PREFIX, "discovery_s", "store_grace_s", "rehoming_wait_s", "stall_s", "http_idle_s")
-        require_positive(self, PREFIX, "max_sessions", "max_tokens_default", "credit_tokens", "max_prompt_bytes")
+        require_positive(self, PREFIX, "max_sessions", "credit_tokens", "max_prompt_bytes")
         require_positive(self, PREFIX, "text_processes")
         require_positive(self, PREFIX, "breaker_window_s", "breaker_cool_down_s", "memory_store_bytes")
         require_not_negative(self, PREFIX, "failed_keys_per_minute", "max_draft_tokens", "rehomings", "grace_s")
+        require_not_negative(self, PREFIX, "max_tokens_default")
         require_not_negative(self, PREFIX, "max_stop_strings", "max_stop_bytes", "max_stop_tokens")
         require_not_negative(self, PREFIX, "slo_ttft_s", "slo_tpot_s", "slow_request_s", "verifier_price")
         if not self.breaker_cool_down_s <= self.breaker_longest_cool_down_s:

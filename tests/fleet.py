@@ -145,6 +145,7 @@ def opening(
     cache_salt: str = "",
     tenant: str = "",
     details: bool = False,
+    prompt_logprobs: int | None = None,
 ) -> verifier_pb2.DecodeOpen:
     """An Open of a session, whose prefix is the prompt and what is known of the output."""
     addresses = [
@@ -165,6 +166,7 @@ def opening(
         min_length=min_length,
         cache_salt=cache_salt,
         tenant=tenant,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

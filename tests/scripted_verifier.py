@@ -139,6 +139,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         new = session.tokens[base:]
         session.credit -= len(new)
         done = verifier_pb2.Round(
+            prompt_logprobs=_prompt_logprobs(session.open, base),
             session=session.number,
             epoch=session.epoch,
             base_length=base,
@@ -190,3 +191,14 @@ async def served_drafter(model: types_pb2.ModelInfo, method: str = "model") -> A
         yield await server.start("127.0.0.1:0")
     finally:
         await server.stop(0)
+
+
+def _prompt_logprobs(asked: verifier_pb2.DecodeOpen, base: int) -> list[types_pb2.TokenLogprobs]:
+    """The i-th token of the prompt has log-probability -i, and 65 to 67 are the likeliest everywhere."""
+    if not asked.HasField("prompt_logprobs") or base != len(asked.prefix.token_ids):
+        return []
+    top = asked.prompt_logprobs
+    return [
+        types_pb2.TokenLogprobs(logprob=-place, top_token_ids=[65, 66, 67][:top], top_logprobs=[0.0, -0.5, -1.0][:top])
+        for place in range(1, asked.prefix.prompt_length)
+    ]

@@ -90,6 +90,17 @@ def check_rule(sampling: SamplingParams, *, lossy_rules: bool) -> None:
         )
 
 
+def check_prompt_logprobs(request: verifier_pb2.DecodeOpen, *, scores_prompts: bool) -> None:
+    """Raises InvalidArgument for more than a message holds, and where the executor scores no prompts."""
+    if request.HasField("prompt_logprobs"):
+        proto_conversion.check_prompt_logprobs(request.prompt_logprobs, request.prefix.prompt_length)
+        if not scores_prompts:
+            raise InvalidArgument(
+                "log-probabilities of prompts are given by the embedded engine alone; leave them out here.",
+                reason="PROMPT_LOGPROBS",
+            )
+
+
 def check_trust(sampling: SamplingParams, addresses: Sequence[verifier_pb2.DrafterAddress]) -> None:
     """Raises PermissionDenied for a ratio rule with several or untrusted drafters, because it must believe their q;
     InvalidArgument for a ratio rule with a shadow drafter, which could not be scored."""

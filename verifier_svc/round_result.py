@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.proto_conversion import microseconds
-from slipstream.v1 import verifier_pb2
+from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence
 
@@ -73,7 +73,12 @@ class RoundResult(NamedTuple):
             logprobs=map(proto_conversion.logprobs_to_proto, self.result.logprobs[: len(self.token_ids)]),
             cost_us=microseconds(cost_s),
             cached_tokens=scheduled.session.found_tokens,
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> list[types_pb2.TokenLogprobs]:
+        found = self.scheduled.session.prompt_logprobs
+        return [proto_conversion.logprobs_to_proto(found[place]) for place in sorted(found)]
 
     def _drafter_shares(self) -> list[verifier_pb2.DrafterShare]:
         """In the order of the drafters' first candidates. Candidates of the same sources are counted together."""

@@ -31,7 +31,14 @@ from slipstream.tokenizer.grammar import Grammar, Grammars
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier_svc.address_allowlist import AddressAllowlist
-from verifier_svc.admission import check_drafters, check_open, check_room, check_rule, check_trust
+from verifier_svc.admission import (
+    check_drafters,
+    check_open,
+    check_prompt_logprobs,
+    check_room,
+    check_rule,
+    check_trust,
+)
 from verifier_svc.constraints import Constraint, GrammarConstraint, MaskThreads, MaskWorkers, MinLengthConstraint
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.scheduling.scheduler import Scheduler
@@ -53,6 +60,8 @@ class ServiceLimits:
     """Addresses that gateways may name as drafters."""
     lossy_rules: bool = True
     """Whether the executor runs lossy acceptance rules."""
+    scores_prompts: bool = True
+    """Whether it gives prompts' log-probabilities."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -223,6 +232,7 @@ class GatewayStream:
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)
         check_rule(sampling, lossy_rules=limits.lossy_rules)
+        check_prompt_logprobs(request, scores_prompts=limits.scores_prompts)
         structure = proto_conversion.structure_from_proto(request.structured_output)
         least = request.min_length > len(request.prefix.token_ids)
         sampling.check_allowed(request.stop_token_ids, structured=structure is not None, least=least)
@@ -279,6 +289,7 @@ class GatewayStream:
             credit_window=asked.credit,
             tree=CandidateTree(tokens),
             history=_history(tokens, prompt_length) if sampling.penalised else None,
+            top_prompt_logprobs=asked.prompt_logprobs if asked.HasField("prompt_logprobs") else None,
         )
 
     def _fence(self, session_id: str, epoch: int) -> None:

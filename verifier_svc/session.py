@@ -13,7 +13,7 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import KVSequence
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.lookahead import LookaheadWindow
-from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
@@ -145,6 +145,10 @@ class Session:
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
     constraint: Constraint | None = None
     """What bounds the choice of tokens: of a structured output, or of one with a least length. None: all may be."""
+    top_prompt_logprobs: int | None = None
+    """As `SessionRequest.top_logprobs` for the prompt's tokens; None once their log-probabilities were sent."""
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By position in the prompt, as far as it was scored. A step that is run again writes the same again."""
     window: LookaheadWindow | None = None
     """Set while the drafter `lookahead` serves the session."""
     choice: CandidateChoice | None = None
@@ -161,6 +165,12 @@ class Session:
     def pending(self) -> int:
         """Committed tokens without KV; at least one."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether rows of the prompt are still to be scored: they have to be computed, not found in the cache."""
+        scored = len(self.prompt_logprobs)
+        return self.top_prompt_logprobs is not None and scored < self.request.prompt_length - 1
 
     @property
     def rank(self) -> Rank:

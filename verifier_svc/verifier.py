@@ -19,7 +19,7 @@ from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.grammar import Grammars
-from slipstream.v1 import worker_pb2
+from slipstream.v1 import types_pb2, worker_pb2
 from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
@@ -99,9 +99,15 @@ async def _serving(
         executor.kv.blocks_total * executor.kv.block_size,
         AddressAllowlist(config.drafters_allowed),
         executor.limits.lossy_rules,
+        executor.limits.scores_prompts,
     )
     service = VerifierService(scheduler, sources, service_limits, Grammars.of(config.model, executor.model))
-    worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_VERIFIER), lambda: load(service), lambda: costs(curve))
+    served = types_pb2.ModelInfo()
+    served.CopyFrom(model)  # no session may be longer than all KV memory, whatever the model reads
+    served.max_length = min(model.max_length, service_limits.kv_tokens)
+    worker = WorkerService(
+        WorkerIdentity(served, worker_pb2.ROLE_VERIFIER), lambda: load(service), lambda: costs(curve)
+    )
     server = Server([service.register, worker.register], role_access(parts.certificates))
     async with local_drafters(config, sources, executor, thread), asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(scheduler.run()), tasks.create_task(sources.run())]

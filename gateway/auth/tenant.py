@@ -20,6 +20,9 @@ from slipstream.tenants import tenant_id, tenant_salt
 
 _LOG_ONCE = LogOnce(logging.getLogger(__name__), logging.WARNING)
 MINUTE_S = 60.0
+DEFAULTS_PER_MINUTE = 8
+"""Of a key's tokens of a minute one part in so many is reserved at most for a request that names no `max_tokens`: else
+the rest of a long context would take the whole minute from the key's other requests."""
 SESSION_RETRY_S = 1.0
 """Seconds until a retry where all sessions of a key are in use: when one ends is not known."""
 
@@ -110,7 +113,8 @@ class Tenant:
         """The limit on a request's output tokens. Raises InvalidArgument for more than the key may ever request."""
         limit = self.limits.max_tokens
         if asked is None:
-            return min(default, limit) if limit else default
+            share = max(1, self.limits.tokens_per_minute // DEFAULTS_PER_MINUTE)
+            return min(default, limit or default, share if self.limits.tokens_per_minute else default)
         if limit and asked > limit:
             raise InvalidArgument(
                 f"max_tokens is {asked} and key {self.name} may ask for {limit}; ask for less.", reason="KEY_OUTPUT"

@@ -89,6 +89,7 @@ class ResolvedRequest:
             structured_output=proto_conversion.structure_to_proto(self.structure),
             top_logprobs=self.top_logprobs,
             round_details=self.rounds,
+            prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") and not output else None,
         )
 
     def params(self) -> bytes:

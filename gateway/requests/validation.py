@@ -81,7 +81,11 @@ class RequestValidator:
         structure = await self._structure(request, asked, tenant)
         prompt, prediction = await _encode(texts.prompt, predicted, asked.model, tenant)
         check_annotation(request.annotation, len(prompt))
+        if request.HasField("prompt_logprobs") and not again:
+            proto_conversion.check_prompt_logprobs(request.prompt_logprobs, len(prompt))
         max_length = min(len(prompt) + asked.most_output, asked.model.max_length)
+        if not request.HasField("max_tokens"):
+            max_length = max(len(prompt) + 1, min(max_length, _most_sent(asked.model) - len(prediction)))
         _check_message(max_length + len(prediction), asked.model)
         size = SessionSize(len(prompt), max_length - len(prompt), len(prediction))
         plan = self._speculation.plan(request, asked.model, asked.sampling, size, session_id, again=again)
@@ -126,7 +130,7 @@ class RequestValidator:
         structured = request.HasField("structured_output")
         sampling.check_allowed(stop_token_ids, structured=structured, least=request.min_tokens > 0)
         _check_logprobs(request)
-        return CheckedRequest(model, stop_token_ids, sampling, self._max_tokens(request, tenant))
+        return CheckedRequest(model, stop_token_ids, sampling, self._max_tokens(request, model, tenant))
 
     async def revise(
         self,
@@ -169,6 +173,12 @@ class RequestValidator:
     ) -> StructuredOutput | None:
         """Compiles the structure, so that an error in it is returned before anything else is spent."""
         structure = proto_conversion.structure_from_proto(request.structured_output)
+        if structure is None and request.HasField("structured_output"):
+            raise InvalidArgument(
+                "structured_output has no format that this server knows; set json_schema, json_object, regex or "
+                "grammar, or leave it out.",
+                reason="STRUCTURE_UNKNOWN",
+            )
         if structure is None:
             return None
         if not set(asked.model.eos_token_ids) <= set(asked.stop_token_ids):
@@ -196,11 +206,11 @@ class RequestValidator:
             return part_of(self._tokenizer, asked.text)
         return tokens_of(asked.token_ids.token_ids)
 
-    def _max_tokens(self, request: gateway_pb2.GenerateRequest, tenant: Tenant) -> int:
+    def _max_tokens(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, tenant: Tenant) -> int:
         asked = request.max_tokens if request.HasField("max_tokens") else None
         if asked == 0:
             raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
-        return tenant.most_output(asked, self._config.max_tokens_default)
+        return tenant.most_output(asked, self._config.max_tokens_default or model.max_length)
 
     def _check_stops(self, request: gateway_pb2.GenerateRequest) -> None:
         config = self._config
@@ -294,13 +304,18 @@ def _check_edit(tokens: int, change: gateway_pb2.RollbackRequest, most: int) -> 
 def _check_message(tokens: int, model: types_pb2.ModelInfo) -> None:
     """Raises InvalidArgument for a session whose opening, with all its output, would be too large for a verifier's
     stream. `tokens`: of prompt, output and prediction."""
-    most = (MAX_ITEM_BYTES - MOST_OTHER_BYTES) // _token_bytes(model.vocabulary_size)
+    most = _most_sent(model)
     if tokens > most:
         raise InvalidArgument(
             f"Prompt, output and prediction may become {tokens} tokens, and {most} of this vocabulary can be sent to a "
             "verifier; send a shorter prompt or prediction, or lower max_tokens.",
             reason=TOO_LARGE,
         )
+
+
+def _most_sent(model: types_pb2.ModelInfo) -> int:
+    """Most tokens of a session that a message to a verifier holds."""
+    return (MAX_ITEM_BYTES - MOST_OTHER_BYTES) // _token_bytes(model.vocabulary_size)
 
 
 def _token_bytes(vocabulary_size: int) -> int:

@@ -158,7 +158,16 @@ class Router:
         present = self._present(name)
         newest = newest_weights(present)
         models = [each.model for each in present if each.model is not None and each.weights == newest]
-        return min(models, key=arithmetic_of, default=None)
+        if not models:
+            return None
+        chosen = min(models, key=arithmetic_of)
+        least = min(model.max_length for model in models)  # any of them may have to take a session over
+        if chosen.max_length == least:
+            return chosen
+        shortened = types_pb2.ModelInfo()
+        shortened.CopyFrom(chosen)
+        shortened.max_length = least
+        return shortened
 
     def arithmetics(self, name: str) -> list[gateway_pb2.ServedArithmetic]:
         """Those of a model's verifiers, the newest weights first."""

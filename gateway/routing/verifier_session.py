@@ -50,6 +50,8 @@ class VerifierSession:
         self._max_length = 0
         self._credit = 0
         self._logprobs = False
+        self._prompt_logprobs = 0
+        """Log-probabilities of the prompt that the next round brings."""
         self._progressed = False
         self._received = Received()
         self._filled = asyncio.Event()
@@ -62,6 +64,7 @@ class VerifierSession:
         self._max_length = request.max_length
         self._credit = request.credit
         self._logprobs = request.HasField("top_logprobs")
+        self._prompt_logprobs = request.prefix.prompt_length - 1 if request.HasField("prompt_logprobs") else 0
         self._send(verifier_pb2.DecodeCommand(session=self.number, epoch=self._epoch, open=request))
 
     @property
@@ -124,6 +127,7 @@ class VerifierSession:
         self._length += len(done.token_ids)
         self._credit -= len(done.token_ids)
         self._progressed = True
+        self._prompt_logprobs = 0
         self._received.rounds.append(done)
         self._filled.set()
 
@@ -162,6 +166,8 @@ class VerifierSession:
             return "The verifier sent a token outside its vocabulary; the session is opened again."
         if len(done.logprobs) != (len(done.token_ids) if self._logprobs else 0):
             return "The verifier sent log-probabilities that do not fit its tokens; the session is opened again."
+        if len(done.prompt_logprobs) != self._prompt_logprobs:
+            return "The verifier sent log-probabilities that do not fit the prompt; the session is opened again."
         # A round starts with credit left and may overdraw it by its own tokens; nothing may follow.
         return "The verifier overdrew its credit; the session is opened again." if self._credit <= 0 else ""
 

@@ -7,7 +7,7 @@ text for all of them. The client that is farthest sets the verifier's credit.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
 
@@ -18,6 +18,8 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 Event = gateway_pb2.Started | gateway_pb2.Delta | gateway_pb2.Finished
 """One Started, then Deltas, each with all text that became final since the client took the last one, then Finished."""
+MOST_PROMPT_LOGPROBS = 4096
+"""Most log-probabilities of a prompt in one Delta, those of likeliest tokens counted."""
 MOST_TOKENS = 4096
 """Most tokens of one Delta: a client that is far behind catches up in pieces."""
 
@@ -56,6 +58,8 @@ class OutputStream:
         """Leading tokens without log-probabilities: up to the last one that came from a record, which keeps none."""
         self._logprobs: list[gateway_pb2.Logprob] = []
         """Log-probabilities of the tokens behind those."""
+        self._prompt_logprobs: list[gateway_pb2.Logprob] = []
+        """Of the prompt's tokens but the first; empty unless the request asked for them."""
         self._rounds: list[gateway_pb2.RoundDetails] = []
         """Details of rounds, in order; empty unless the request asked for them."""
         self._rounds_with_texts = 0
@@ -87,6 +91,10 @@ class OutputStream:
         self._rounds += rounds
         self._settle(self.transcript.push(tokens))
         self.wake()
+
+    def add_prompt_logprobs(self, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
+        """Add the log-probabilities of the prompt, which come with the first tokens."""
+        self._prompt_logprobs += self.transcript.likelihoods(self.started.prompt_token_ids[1:], logprobs)
 
     def conclude(self) -> None:
         """Make text that was held back final: no more tokens follow."""
@@ -135,11 +143,9 @@ class OutputStream:
             while True:
                 changed = self._changed.next_change()
                 self._take(offset)
-                while offset < self._shown:
-                    bound = self._without_logprobs if offset < self._without_logprobs else self._shown
-                    until = min(bound, self._shown, offset + MOST_TOKENS)
-                    yield self._delta(offset, until, characters)
-                    offset, characters = until, self._ahead(until, characters)
+                for delta, until, later in self._deltas(offset, characters):
+                    yield delta
+                    offset, characters = until, later
                     self._take(offset)
                 if self._finished is not None:
                     break
@@ -148,6 +154,7 @@ class OutputStream:
                 await changed.wait()
             if offset > len(self.tokens):
                 raise OutOfRange(f"The session has {len(self.tokens)} output tokens, not {offset}.", reason="NO_OFFSET")
+            self._check_characters(characters)
             if tail := self._since(offset, characters):
                 yield gateway_pb2.Delta(offset=offset, text=tail)
             yield self._finished
@@ -175,6 +182,14 @@ class OutputStream:
         if revision not in (None, self.started.revision):
             raise rolled_back()
 
+    def _check_characters(self, characters: int | None) -> None:
+        """Raises OutOfRange for more characters than the whole text has, as of a client that counts bytes."""
+        whole = self._end(len(self._pieces)) + len(self.transcript.rest)
+        if characters is not None and characters > whole:
+            raise OutOfRange(
+                f"The session's text has {whole} characters (code points), not {characters}.", reason="NO_OFFSET"
+            )
+
     def _ahead(self, offset: int, characters: int | None) -> int | None:
         """`characters` once `offset` tokens were sent; None from where the tokens' text is as long."""
         return None if characters is None or characters <= self._end(offset) else characters
@@ -198,6 +213,24 @@ class OutputStream:
             rounds=self._rounds_between(offset, until),
             logprobs=self._logprobs[max(0, offset - self._without_logprobs) : max(0, until - self._without_logprobs)],
         )
+
+    def _deltas(self, offset: int, characters: int | None) -> Iterator[tuple[gateway_pb2.Delta, int, int | None]]:
+        """What may be sent now behind a place, each with the place behind it."""
+        if offset == 0 and self._shown:
+            for some in self._prompt_pieces():
+                yield gateway_pb2.Delta(prompt_logprobs=some), 0, characters
+        while offset < self._shown:
+            bound = self._without_logprobs if offset < self._without_logprobs else self._shown
+            until = min(bound, self._shown, offset + MOST_TOKENS)
+            delta = self._delta(offset, until, characters)
+            offset, characters = until, self._ahead(until, characters)
+            yield delta, offset, characters
+
+    def _prompt_pieces(self) -> list[list[gateway_pb2.Logprob]]:
+        """The prompt's log-probabilities in pieces that a message holds, however long the tokens' texts are."""
+        found = self._prompt_logprobs
+        size = MOST_PROMPT_LOGPROBS // (1 + len(found[0].top)) if found else 1
+        return [found[first : first + size] for first in range(0, len(found), size)]
 
     def _rounds_between(self, offset: int, until: int) -> list[gateway_pb2.RoundDetails]:
         """The rounds whose first token is one of these."""

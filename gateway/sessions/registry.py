@@ -505,7 +505,8 @@ class SessionRegistry:
             model=request.model,
             revision=stored.revision,
         )
-        shown = self._tokenizer.shown if request.logprobs else number_only
+        wanted = request.logprobs or request.HasField("prompt_logprobs")
+        shown = self._tokenizer.shown if wanted else number_only
         return OutputStream(started, Transcript(self._tokenizer.detokenizer(), request.stop, shown))
 
     def _new_id(self) -> str:

@@ -307,6 +307,7 @@ class SessionRun:
             self._observer.commit_ended(rounds, None)
             shown = len(self._stream.tokens)
             details = list(describe_rounds(rounds, self.stats, shown)) if self._resolved.rounds else ()
+            self._stream.add_prompt_logprobs([each for done in rounds for each in done.prompt_logprobs])
             self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs], details)
         for done in rounds:
             self.stats.add_round(done)

@@ -209,7 +209,7 @@ def _llama_calls(text: str) -> list[ToolCall]:
     calls, at = [], 0
     while at < len(text):
         value, at = _decoded(text, at)
-        call = _as_call(value)
+        call = _as_call(value, marked=False)
         if call is None:
             return []
         calls.append(call)
@@ -224,7 +224,7 @@ def _mistral_calls(text: str) -> list[ToolCall]:
     value, at = _decoded(text, 0)
     if not isinstance(value, list) or text[at:].strip():
         return []
-    calls = [call for each in value if (call := _as_call(each))]
+    calls = [call for each in value if (call := _as_call(each, marked=False))]
     return calls if len(calls) == len(value) else []
 
 
@@ -266,8 +266,11 @@ def _call(text: str) -> ToolCall | None:
     return _as_call(value) if at == len(text.strip()) else None
 
 
-def _as_call(value: Any) -> ToolCall | None:
+def _as_call(value: Any, *, marked: bool = True) -> ToolCall | None:
+    """`marked`: marks around it say that it is a call; else arguments have to, for any JSON object may have a name."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    if not marked and not value.keys() & {"arguments", "parameters"}:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None

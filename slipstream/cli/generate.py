@@ -59,7 +59,7 @@ class CompletionOptions:
     """Options of `generate` that say what is asked for."""
 
     model: Model = ""
-    max_tokens: MaxTokens = None
+    max_tokens: MaxTokens = 256
     stop: Annotated[list[str] | None, typer.Option(help="Stop string, not part of the text; repeat for more.")] = None
     ignore_eos: Annotated[bool, typer.Option(help="Continue after the model's end-of-text token.")] = False
     workload: Workload = ""

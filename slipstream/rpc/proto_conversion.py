@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
-from slipstream.speculation.sampling_params import MAX_NAMED_TOKENS, SamplingParams, TokenLogprobs, current_rule
+from slipstream.speculation.sampling_params import (
+    MAX_NAMED_TOKENS,
+    MAX_TOP_LOGPROBS,
+    SamplingParams,
+    TokenLogprobs,
+    current_rule,
+)
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import types_pb2
 
@@ -32,6 +38,8 @@ _RULE_NAMES = {
 } | {rule: name for name, rule in _RULES.items()}
 
 
+MAX_PROMPT_LOGPROBS = 1 << 15
+"""Most log-probabilities of one prompt: a quarter of a megabyte of a verifier's message."""
 SAMPLING_FIELDS = tuple(types_pb2.SamplingOptions.DESCRIPTOR.fields_by_name)
 """All parameters; `SamplingParams` has attributes of these names."""
 _TOKEN_FIELDS = tuple(field.name for field in types_pb2.SamplingOptions.DESCRIPTOR.fields if field.is_repeated)
@@ -126,6 +134,20 @@ def logprobs_to_proto(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
         top_token_ids=[token for token, _ in told.top],
         top_logprobs=[logprob for _, logprob in told.top],
     )
+
+
+def check_prompt_logprobs(top: int, prompt: int) -> None:
+    """Raises InvalidArgument for more than a prompt of so many tokens may have, with `top` likeliest ones each."""
+    if top > MAX_TOP_LOGPROBS:
+        raise InvalidArgument(
+            f"prompt_logprobs is {top}; ask for at most {MAX_TOP_LOGPROBS}.", reason="PROMPT_LOGPROBS"
+        )
+    if prompt * (1 + top) > MAX_PROMPT_LOGPROBS:
+        raise InvalidArgument(
+            f"{1 + top} log-probabilities of each of the prompt's {prompt} tokens are asked for, and a request has "
+            f"{MAX_PROMPT_LOGPROBS} in all; ask for fewer, or send a shorter prompt.",
+            reason="PROMPT_LOGPROBS",
+        )
 
 
 def confidences_to_proto(log_probs: Iterable[float]) -> bytes:

@@ -59,7 +59,7 @@ class DecodeCommand(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DecodeOpen, _Mapping]] = ..., attach: _Optional[_Union[DecodeAttach, _Mapping]] = ..., credit: _Optional[_Union[DecodeCredit, _Mapping]] = ..., close: _Optional[_Union[DecodeClose, _Mapping]] = ...) -> None: ...
 
 class DecodeOpen(_message.Message):
-    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace", "min_length", "round_details", "arithmetic", "tenant")
+    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace", "min_length", "round_details", "arithmetic", "tenant", "prompt_logprobs")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class DecodeOpen(_message.Message):
     ROUND_DETAILS_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     prefix: _types_pb2.Prefix
     sampling: _types_pb2.SamplingOptions
@@ -98,7 +99,8 @@ class DecodeOpen(_message.Message):
     round_details: bool
     arithmetic: str
     tenant: str
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., min_length: _Optional[int] = ..., round_details: _Optional[bool] = ..., arithmetic: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., min_length: _Optional[int] = ..., round_details: _Optional[bool] = ..., arithmetic: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class DrafterAddress(_message.Message):
     __slots__ = ("address", "name", "trusted", "shadow")
@@ -145,7 +147,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., drafter_events: _Optional[_Iterable[_Union[DrafterEvent, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "ended_unix_nano", "cost_us", "shadows", "cached_tokens", "bonus", "drafts", "traced")
+    __slots__ = ("session", "epoch", "base_length", "token_ids", "drafted", "accepted", "wait_us", "verify_us", "miss", "bubble_us", "drafters", "logprobs", "ended_unix_nano", "cost_us", "shadows", "cached_tokens", "bonus", "drafts", "traced", "prompt_logprobs")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +167,7 @@ class Round(_message.Message):
     BONUS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     TRACED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base_length: int
@@ -184,7 +187,8 @@ class Round(_message.Message):
     bonus: bool
     drafts: _containers.RepeatedCompositeFieldContainer[DraftSpan]
     traced: _types_pb2.RoundReason
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafts: _Optional[_Iterable[_Union[DraftSpan, _Mapping]]] = ..., traced: _Optional[_Union[_types_pb2.RoundReason, str]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafts: _Optional[_Iterable[_Union[DraftSpan, _Mapping]]] = ..., traced: _Optional[_Union[_types_pb2.RoundReason, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DraftSpan(_message.Message):
     __slots__ = ("drafter", "began_us", "ended_us", "candidates")

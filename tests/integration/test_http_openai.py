@@ -17,6 +17,7 @@ from slipstream.errors import ResourceExhausted
 from slipstream.tokenizer.structured_output import OPTIONS_KEY, whitespace_options
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import TEXT, Setting
+from tests.integration.test_gateway_logprobs import likely
 from tests.web import CHAT_TEMPLATE, SPECULATION_KEYS, Web, check_speculation, web
 
 
@@ -44,6 +45,9 @@ class Served:
     def text(self, tokens: int) -> str:
         return str(self._setting.tokenizer.decode(self.verifier.script[:tokens]))
 
+    def encoded(self, text: str) -> list[int]:
+        return list(self._setting.tokenizer.encode(text).ids)
+
     def prompt(self, opened: verifier_pb2.DecodeOpen | None = None) -> str:
         return str(self._setting.tokenizer.decode(list((opened or self.opened).prefix.token_ids)))
 
@@ -63,6 +67,106 @@ async def test_a_completion_is_the_text_that_grpc_gives(served: Served) -> None:
     assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens) == (8, 40, 48)
     assert made.id == f"cmpl-{(await served.web.front.record(made.id[5:])).key.id}" and made.model == "toy"
     assert served.verifier.opens()[0].sampling.seed == 3
+
+
+@pytest.mark.parametrize(("cap", "completion"), [(0, 16), (40, 40)])
+async def test_without_a_number_a_chat_has_the_rest_of_the_context_and_a_completion_16_tokens(
+    served: Served, cap: int, completion: int
+) -> None:
+    await served.start(max_tokens_default=cap)
+    await served.openai.completions.create(model="toy", prompt="Tell me.")
+    opened = [served.opened]
+    await served.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Tell me."}])
+    opened.append(served.opened)
+    await served.openai.responses.create(model="toy", input="Tell me.")
+    opened.append(served.opened)
+    await served.web.front.stub.Generate(gateway_pb2.GenerateRequest(prompt="Tell me.")).read()
+    opened.append(served.opened)
+    room = [each.max_length - len(each.prefix.token_ids) for each in opened]
+    assert room[0] == completion
+    assert [each.max_length for each in opened[1:]] == [200] * 3 if cap == 0 else room[1:] == [cap] * 3
+
+
+async def test_a_prompt_that_no_verifiers_memory_holds_is_the_clients_to_shorten(served: Served) -> None:
+    await served.start()
+    smaller = served.verifier.model.max_length - 90
+    for verifier in served.web.front.gateway.router.verifiers:
+        assert verifier.model is not None
+        verifier.model.max_length = (
+            smaller  # as a verifier announces whose KV memory is smaller than its model's length
+        )
+    with pytest.raises(openai.BadRequestError) as refused:
+        await served.openai.completions.create(model="toy", prompt="Tell me. " * 16)
+    assert refused.value.code == "context_length_exceeded"
+    await served.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Tell me."}])
+    assert served.opened.max_length == smaller
+
+
+SCORED = {"prompt": "Tell me.", "echo": True, "logprobs": 2, "max_tokens": 3}
+
+
+def check_echo(choice: Any, output: int) -> None:
+    """The prompt's eight tokens of one byte, as the scripted verifier scores them, and so many of the output."""
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"][:8] == list("Tell me.")
+    assert logprobs["token_logprobs"][:8] == [None, *(-float(place) for place in range(1, 8))]
+    assert logprobs["top_logprobs"][0] is None and logprobs["top_logprobs"][1] == {"b": 0.0, "c": -0.5, "e": -1.0}
+    assert logprobs["text_offset"][:8] == list(range(8))
+    assert [len(logprobs[name]) for name in logprobs] == [8 + output] * 4
+
+
+async def test_echo_with_logprobs_gives_the_prompts_too(served: Served) -> None:
+    await served.start(verifier={"mangle": likely})
+    (choice,) = (await served.web.post("/v1/completions", SCORED)).json()["choices"]
+    assert choice["text"] == "Tell me." + served.text(3)
+    check_echo(choice, output=3)
+    events = await served.web.events("/v1/completions", SCORED | {"stream": True})
+    joined = made_of([event.json for event in events[:-1]], 0)
+    assert joined == {name: choice[name] for name in joined}
+
+
+def made_of(chunks: list[Any], index: int) -> dict[str, Any]:
+    """The choice that the chunks of a stream make."""
+    parts = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
+    names = parts[0]["logprobs"]
+    return {
+        "text": "".join(part["text"] for part in parts),
+        "logprobs": {name: [each for part in parts for each in part["logprobs"][name]] for name in names},
+        "finish_reason": parts[-1]["finish_reason"],
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_max_tokens_0_answers_with_the_prompt_alone(served: Served, stream: bool) -> None:
+    """What a likelihood is asked for with: no token of the output is sent or counted."""
+    await served.start(verifier={"mangle": likely})
+    asked = SCORED | {"max_tokens": 0, "prompt": [served.encoded("Tell me."), served.encoded("Told me.")]}
+    if not stream:
+        made = (await served.web.post("/v1/completions", asked)).json()
+        choices, usage = made["choices"], made["usage"]
+    else:
+        more = {"stream": True, "stream_options": {"include_usage": True}}
+        *chunks, last = [event.json for event in (await served.web.events("/v1/completions", asked | more))[:-1]]
+        choices, usage = [made_of(chunks, index) for index in range(2)], last["usage"]
+    assert [choice["text"] for choice in choices] == ["Tell me.", "Told me."]
+    assert [choice["finish_reason"] for choice in choices] == ["length"] * 2
+    check_echo(choices[0], output=0)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (16, 0)
+
+
+async def test_prompt_logprobs_are_as_vllm_has_them(served: Served) -> None:
+    await served.start()
+    asked = {"prompt": "Tell me.", "max_tokens": 2, "prompt_logprobs": 1}
+    (choice,) = (await served.web.post("/v1/completions", asked)).json()["choices"]
+    first, second, *rest = choice["prompt_logprobs"]
+    assert first is None and len(rest) == 6 and choice["logprobs"] is None
+    assert second == {
+        str(served.encoded("e")[0]): {"logprob": -1.0, "rank": None, "decoded_token": "e"},
+        str(served.encoded("b")[0]): {"logprob": 0.0, "rank": 1, "decoded_token": "b"},
+    }
+    assert served.opened.prompt_logprobs == 1
+    (bare,) = (await served.web.post("/v1/completions", {"prompt": "Tell me.", "max_tokens": 2})).json()["choices"]
+    assert "prompt_logprobs" not in bare and not served.opened.HasField("prompt_logprobs")
 
 
 async def test_a_stream_joins_to_the_whole_text_and_ends_with_usage_where_it_is_asked_for(served: Served) -> None:
@@ -368,6 +472,35 @@ async def test_choices_are_admitted_together_or_not_at_all(served: Served) -> No
         await served.verifier.until(lambda: not served.verifier.sessions)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [
+        ("guided_json", {"type": "object"}, None),
+        ("guided_choice", ["a"], []),
+        ("bad_words", ["x"], []),
+        ("functions", [{"name": "f"}], []),
+        ("function_call", {"name": "f"}, "none"),
+        ("truncate_prompt_tokens", 5, None),
+        ("include_stop_str_in_output", True, False),
+        ("skip_special_tokens", False, True),
+        ("length_penalty", 1.2, 1.0),
+        ("use_beam_search", True, False),
+        ("prompt_logprobs", 3, None),
+        ("modalities", ["text", "audio"], ["text"]),
+    ],
+)
+async def test_a_field_that_would_change_the_answer_is_refused_by_name(
+    served: Served, name: str, value: Any, harmless: Any
+) -> None:
+    await served.start()
+    chat = {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": 3, "model": None}
+    refused = await served.web.post("/v1/chat/completions", chat | {name: value})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "field_not_served")
+    assert name in refused.json()["error"]["message"]
+    assert not served.verifier.sessions
+    assert (await served.web.post("/v1/chat/completions", chat | {name: harmless})).status_code == 200
+
+
 async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     await served.start()
     with caplog.at_level(logging.INFO, "gateway"):
@@ -382,7 +515,6 @@ async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog
     [
         {"suffix": "end"},
         {"best_of": 3},
-        {"echo": True, "logprobs": 1},
         {"n": 0},
         {"n": 129},
         {"prompt": []},

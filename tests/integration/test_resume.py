@@ -48,6 +48,18 @@ async def test_a_session_that_ended_is_told_again_from_anywhere(setting: Setting
         await front.resume(whole.started.session_id, Answer(tokens=[0] * 41))
 
 
+async def test_characters_beyond_the_text_are_refused(setting: Setting) -> None:
+    """As of a client that counts bytes: it would be told that it has all of a text whose end it lacks."""
+    front = await setting.front(setting.verifier())
+    whole = await front.generate()
+    assert len(whole.text.encode()) > len(whole.text)
+    had = Answer(tokens=list(whole.tokens))
+    await front.resume(whole.started.session_id, had, characters=len(whole.text))
+    with pytest.raises(OutOfRange) as refused:
+        await front.resume(whole.started.session_id, had, characters=len(whole.text.encode()))
+    assert refused.value.reason == "NO_OFFSET"
+
+
 async def test_the_text_ends_before_a_stop_string_when_it_is_told_again(setting: Setting) -> None:
     front = await setting.front(setting.verifier(per_round=17))
     whole = await front.generate(stop=["lief 🚀"], max_tokens=60)

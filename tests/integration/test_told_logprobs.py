@@ -99,6 +99,64 @@ async def test_they_are_the_models_own_with_and_without_candidates(
     assert await in_time(helped)
 
 
+LONG = tokenizer().encode("def read(self, path):\n    return path.read_text()\n\n" * 24).ids
+
+
+def scores_of(decoded: Decoded) -> list[types_pb2.TokenLogprobs]:
+    """Of the prompt, which the first round alone may bring."""
+    assert not any(done.prompt_logprobs for done in decoded.rounds[1:])
+    return list(decoded.rounds[0].prompt_logprobs)
+
+
+def check_prompt(model: torch.nn.Module, prompt: list[int], said: list[types_pb2.TokenLogprobs]) -> None:
+    """Against log-softmax of the library's own pass over the prompt."""
+    with torch.inference_mode():
+        shares = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    best = shares.topk(TOP)
+    assert len(said) == len(prompt) - 1
+    for index, (token, one) in enumerate(zip(prompt[1:], said, strict=True)):
+        assert one.logprob == pytest.approx(float(shares[index, token]), abs=1e-4)
+        assert list(one.top_logprobs) == pytest.approx(best.values[index].tolist(), abs=1e-4)
+        for other, share in zip(one.top_token_ids, one.top_logprobs, strict=True):
+            assert share == pytest.approx(float(shares[index, other]), abs=1e-4)
+
+
+async def test_those_of_a_prompt_are_the_models_own_wherever_it_is_cut_and_whatever_is_cached(
+    client: Gateway, model: torch.nn.Module
+) -> None:
+    """A prompt of several steps, one that another session has left in the cache, one of a single token, and ones that
+    share their steps with others and with decoding."""
+    assert len(LONG) > 256
+    plain = await client.decode(LONG, tokens=4)
+    said = await client.decode(LONG, tokens=4, prompt_logprobs=TOP)
+    check_prompt(model, LONG, scores_of(said))
+    assert said.token_ids == plain.token_ids and said.rounds[0].cached_tokens == 0
+    assert not scores_of(await client.decode(LONG, tokens=4))
+    assert scores_of(await client.decode(PROMPT[:1], tokens=2, prompt_logprobs=0)) == []
+    prompts = [PROMPT, LONG[:90], LONG[3:], PROMPT[:2]]
+    beside = [await client.open(PROMPT, tokens=60)]
+    beside += [await client.open(each, tokens=3, prompt_logprobs=TOP) for each in prompts]
+    for (_, decoded), prompt in zip(beside[1:], prompts, strict=True):
+        await decoded.done.wait()
+        check_prompt(model, prompt, scores_of(decoded))
+
+
+@pytest.mark.parametrize(("prompt", "top"), [(PROMPT, 21), ((LONG * 6)[:2000], 20)])
+async def test_more_of_a_prompt_than_a_message_holds_is_refused(client: Gateway, prompt: list[int], top: int) -> None:
+    refused = await client.decode(prompt, tokens=2, prompt_logprobs=top)
+    assert refused.end is not None and refused.end.failure.reason == "PROMPT_LOGPROBS"
+
+
+async def test_those_of_a_preempted_prompt_are_whole(model: torch.nn.Module) -> None:
+    """Prompts that do not fit together: what a session scored before it gave up its KV is not lost or said twice."""
+    engine = open_engine(TARGET, "float32", len(LONG) + 96)
+    async with verifier(engine, model=TARGET, prefill_tokens=32) as server, gateway(server.address) as client:
+        sessions = await client.open_at_once([LONG, LONG[1:], LONG[2:]], tokens=40, prompt_logprobs=TOP)
+        for cut, decoded in enumerate(sessions):
+            await decoded.done.wait()
+            check_prompt(model, LONG[cut:], scores_of(decoded))
+
+
 async def test_those_of_tokens_that_are_cut_are_cut_with_them(client: Gateway) -> None:
     """A stop token in the middle of a round: the drafter knows the whole text."""
     text = (await client.decode(PROMPT, tokens=TOKENS)).token_ids

@@ -324,6 +324,9 @@ async def test_a_ratio_rule_needs_trusted_drafters(server: VerifierServer, clien
 
 async def test_sessions_that_do_not_all_fit_into_memory_take_turns_and_only_what_never_fits_is_refused() -> None:
     async with verifier(target("base_ms=1", kv_tokens=320)) as server, gateway(server.address) as client:
+        async with channel(server.address) as line:
+            told = await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
+        assert told.model.max_length == 320  # gateways refuse longer texts themselves
         running = [await client.open([seed, 1], tokens=200) for seed in range(3, 9)]
         refused = await client.decode(PROMPT, tokens=320)
         assert await code(refused) is grpc.StatusCode.RESOURCE_EXHAUSTED

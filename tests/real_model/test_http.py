@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.real_model.fleet import Fleet
+from tests.real_model.fleet import Fleet, served
 from tests.real_model.prompts import OWN
+from tools.real_model import FOLDER
 
 TOKENS = 24
 PLAIN = {"speculation": {"disabled": True}}
@@ -33,6 +37,21 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 async def client(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"http://{fleet.http}/v1", api_key="none", timeout=600, max_retries=0
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def exact_fleet(smollm2: Path) -> Iterator[Fleet]:
+    """In float32, as a reference computes."""
+    with served(smollm2, "--dtype", "float32") as fleet:
+        yield fleet
+
+
+@pytest.fixture
+async def exact(exact_fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{exact_fleet.http}/v1", api_key="none", timeout=600, max_retries=0
     ) as client:
         yield client
 
@@ -126,3 +145,33 @@ async def test_a_prompt_beyond_the_context_is_refused(client: openai.AsyncOpenAI
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(**chat("word " * (CONTEXT + 8)))
     assert caught.value.code == "context_length_exceeded"
+
+
+def likelihoods(text: str) -> tuple[list[int], torch.Tensor]:
+    """The text's tokens, and by the library's own pass in float32 what each place gives every token: [T - 1, V]."""
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    tokens = tokenizer(text)["input_ids"]
+    with torch.inference_mode():
+        return tokens, model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+
+
+async def test_likelihoods_of_a_prompt_are_the_library_s_as_lm_eval_asks_for_them(exact: openai.AsyncOpenAI) -> None:
+    """Token ids of a context with its continuation, echoed with one likeliest token each; what is scored is the
+    continuation, by the numbers and by whether it is what the model would say."""
+    text = "\n".join(["The capital of France is Paris.", *OWN])
+    tokens, shares = likelihoods(text)
+    best = shares.max(-1)
+    for number in (1, 0):
+        made = await exact.completions.create(
+            model="", prompt=tokens, echo=True, logprobs=1, max_tokens=number, temperature=0.0, seed=1
+        )
+        logprobs = made.choices[0].logprobs
+        assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.top_logprobs is not None
+        assert len(logprobs.token_logprobs) == len(tokens) + number
+        assert logprobs.token_logprobs[0] is None
+        for place, token in enumerate(tokens[1:]):
+            said, top = logprobs.token_logprobs[place + 1], logprobs.top_logprobs[place + 1]
+            assert said == pytest.approx(float(shares[place, token]), abs=1e-3)
+            greedy = int(best.indices[place]) == token
+            assert (said == max(top.values())) == greedy

@@ -155,8 +155,8 @@ class Decoding:
         pending = opened.tokens[opened.computed :][:CHUNK]
         complete = len(pending) == opened.pending
         candidates = Selection()
-        if complete and (room := opened.max_length - len(opened.tokens) - 1) > 0:
-            at = len(opened.tokens) - opened.prompt_length
+        if complete and (room := opened.request.max_length - len(opened.tokens) - 1) > 0:
+            at = len(opened.tokens) - opened.request.prompt_length
             candidates = _drawn(self._guess(case, at, self._chance)[:room], case, self._chance)
         if opened.constraint is not None:
             tokens = candidates.token_ids
@@ -175,7 +175,7 @@ class Decoding:
         decoded.drafted += len(scheduled.selection)
         decoded.accepted += len(path)
         ended = case.structure is not None and token_ids[-1] == END
-        if ended or len(opened.tokens) >= opened.max_length:
+        if ended or len(opened.tokens) >= opened.request.max_length:
             self.close(case)
 
 

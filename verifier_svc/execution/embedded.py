@@ -51,6 +51,7 @@ class EmbeddedExecutor:
         results = dict(zip(inputs, judge(list(inputs.values()), logits), strict=True))
         results |= _with_logprobs(step, inputs, results, logits)
         results |= _with_windows(step, inputs, results, logits)
+        _score_prompts(step, segments, logits)
         outcomes: list[StepOutcome] = []
         for index, segment in enumerate(segments):
             result = results.get(index)
@@ -79,7 +80,11 @@ def _segment(scheduled: ScheduledSequence) -> Segment:
     if scheduled.window.token_ids:
         nodes += scheduled.window.token_ids
         parents += [each if each == ROOT else each + len(chosen) for each in scheduled.window.parents]
-    return Segment(sequence, scheduled.pending, nodes, parents, want_logits=scheduled.complete)
+    if not scheduled.scored:
+        return Segment(sequence, scheduled.pending, nodes, parents, want_logits=scheduled.complete)
+    first = -len(scheduled.pending)
+    wanted = [*range(first, first + scheduled.scored), *(range(-1, len(nodes)) if scheduled.complete else ())]
+    return Segment(sequence, scheduled.pending, nodes, parents, wanted=wanted)
 
 
 def _computed(
@@ -105,8 +110,14 @@ def _inputs(step: list[ScheduledSequence], segments: list[Segment]) -> dict[int,
     for index, (scheduled, segment) in enumerate(zip(step, segments, strict=True)):
         if scheduled.complete:
             session = scheduled.session
+            first = row + scheduled.scored
             inputs[index] = VerifyInput(
-                scheduled.selection, row, session.request.sampling, scheduled.base, session.history, session.constraint
+                scheduled.selection,
+                first,
+                session.request.sampling,
+                scheduled.base,
+                session.history,
+                session.constraint,
             )
         row += segment.logit_rows
     return inputs
@@ -137,6 +148,19 @@ def _with_logprobs(
     return {
         index: replace(result, logprobs=tuple(islice(found, 1 + len(result.path)))) for index, result in wanted.items()
     }
+
+
+def _score_prompts(step: list[ScheduledSequence], segments: list[Segment], logits: torch.Tensor) -> None:
+    """Notes the log-probabilities of the prompts' tokens whose rows the step computed, where they are wanted."""
+    row = 0
+    for scheduled, segment in zip(step, segments, strict=True):
+        session, count, start = scheduled.session, scheduled.scored, scheduled.computed
+        if count:
+            chosen = torch.tensor(session.tokens[start + 1 : start + 1 + count], device=logits.device)
+            tops = np.full(count, session.top_prompt_logprobs)
+            found = logprobs(logits[row : row + count], chosen, tops).tokens()
+            session.prompt_logprobs.update(enumerate(found, start + 1))
+        row += segment.logit_rows
 
 
 def _with_windows(

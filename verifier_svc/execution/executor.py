@@ -44,6 +44,14 @@ class ScheduledSequence(NamedTuple):
         return len(self.pending) + len(self.selection.token_ids) + len(self.window.token_ids)
 
     @property
+    def scored(self) -> int:
+        """Leading tokens of `pending` whose rows say how likely the prompt's next token was, where that is wanted."""
+        if not self.session.scores_prompt:
+            return 0
+        last = self.session.request.prompt_length - 1
+        return max(0, min(self.computed + len(self.pending), last) - self.computed)
+
+    @property
     def plain(self) -> ScheduledSequence:
         """This sequence in the same step without candidates and window."""
         return self._replace(selection=Selection(), window=WindowRows())
@@ -64,6 +72,8 @@ class ExecutorLimits(NamedTuple):
     """Most sessions in one step."""
     lossy_rules: bool = True
     """False: only exact acceptance rules are run."""
+    scores_prompts: bool = True
+    """False: prompts have no log-probabilities."""
 
 
 class StepExecutor(Protocol):

@@ -195,7 +195,8 @@ class KVAdmission:
 
     def _try_to_admit(self, session: Session) -> bool:
         victims = self._victims(self._makes_room(session))
-        sequence = self._kv.begin(session.tokens, session.request.cache_salt)
+        found_of = () if session.scores_prompt else session.tokens  # what the cache holds has no logits
+        sequence = self._kv.begin(found_of, session.request.cache_salt)
         pending = len(session.tokens) - sequence.length
         preempted = self._first_victims(self._kv.missing(sequence, pending), victims)
         if preempted is None:

@@ -38,6 +38,9 @@ from verifier_svc.wait_policy.wait_policy import ExpectedGain, PricedStep, WaitP
 PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 NO_CANDIDATES = Selection()
+MOST_SCORED = 256
+"""Most tokens of a step whose prompts' log-probabilities are wanted: each has a row of logits, as wide as the
+vocabulary."""
 ANY_CANDIDATES = ExecutorLimits()
 
 
@@ -130,8 +133,13 @@ class Planner:
             used, here = sum(scheduled.tokens for scheduled in plan.step), len(plan.step)
             places = self._limits.executor.max_sequences - here
             prompts = _first(prefilling, places, lambda session: session.arrival)
+            scored = MOST_SCORED
             for session, size in self._prompt_room.divide(prompts, used, here, plan.limit_s).items():
-                plan.step.append(_schedule(session, size, NO_CANDIDATES))
+                if session.scores_prompt:
+                    size = min(size, scored)
+                    scored -= size
+                if size:
+                    plan.step.append(_schedule(session, size, NO_CANDIDATES))
         return plan
 
     def _has_masks(self, constraint: Constraint) -> bool:

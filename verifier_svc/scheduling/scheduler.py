@@ -244,6 +244,7 @@ class Scheduler:
         self._sources.committed(session, scheduled.base, result.token_ids)
         message = result.message(self._planner.cost_s(scheduled, result.timing))
         session.found_tokens = 0
+        session.top_prompt_logprobs, session.prompt_logprobs = None, {}
         self.observer.round_reported(result, message)
         session.request.stream.send(message)
         self._planner.observe_round(scheduled, result.result)

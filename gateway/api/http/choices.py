@@ -67,6 +67,8 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
     rounds: list[gateway_pb2.RoundDetails] = field(default_factory=list)
+    prompt_logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
+    """Of the prompt's tokens but the first, where they were asked for."""
 
     def add(self, event: Event) -> None:
         if isinstance(event, gateway_pb2.Delta):
@@ -74,6 +76,7 @@ class Choice:
             self.token_ids += event.token_ids
             self.logprobs += event.logprobs
             self.rounds += event.rounds
+            self.prompt_logprobs += event.prompt_logprobs
         elif isinstance(event, gateway_pb2.Finished):
             self.finished = event
         else:

@@ -22,6 +22,47 @@ def completion_logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int) ->
     }
 
 
+def echoed_logprobs(
+    first: gateway_pb2.TokenText,
+    prompt: Sequence[gateway_pb2.Logprob],
+    output: Sequence[gateway_pb2.Logprob],
+    top: int,
+) -> dict[str, Any]:
+    """Those of the prompt and of the output behind it, with `top` likeliest tokens each. The prompt's first token has
+    none: nothing comes before it."""
+    made = completion_logprobs([*(_cut(each, top) for each in prompt), *output], 0)
+    beginning = [first.bytes, *(each.token.bytes for each in (*prompt, *output))]
+    return {
+        "tokens": [_name(first), *made["tokens"]],
+        "token_logprobs": [None, *made["token_logprobs"]],
+        "top_logprobs": [None, *made["top_logprobs"]],
+        "text_offset": _offsets(beginning, 0),
+    }
+
+
+def prompt_logprobs(prompt: Sequence[gateway_pb2.Logprob], top: int) -> list[dict[str, Any] | None]:
+    """As vLLM has them: for each of the prompt's tokens the likeliest ones by id and the token itself; null for the
+    first. The rank of a token that is not among the likeliest is not known."""
+    return [None, *(_by_id(_cut(each, top)) for each in prompt)]
+
+
+def _by_id(each: gateway_pb2.Logprob) -> dict[str, Any]:
+    found = {
+        str(top.token.token_id): {
+            "logprob": finite(top.logprob),
+            "rank": rank,
+            "decoded_token": top.token.text,
+        }
+        for rank, top in enumerate(each.top, 1)
+    }
+    own = {"logprob": finite(each.logprob), "rank": None, "decoded_token": each.token.text}
+    return {str(each.token.token_id): own} | found
+
+
+def _cut(each: gateway_pb2.Logprob, top: int) -> gateway_pb2.Logprob:
+    return gateway_pb2.Logprob(token=each.token, logprob=each.logprob, top=each.top[:top])
+
+
 def _top(each: gateway_pb2.Logprob) -> dict[str, float]:
     """The likeliest tokens by name, and the token itself, which may be none of them."""
     likeliest = {_name(top.token): finite(top.logprob) for top in reversed(each.top)}  # of one name the likelier

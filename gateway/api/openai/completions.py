@@ -15,21 +15,29 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending
-from gateway.api.openai.completion_logprobs import completion_logprobs
+from gateway.api.openai.completion_logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
 from gateway.api.openai.fields import SamplingFields, Strings, TokenIds, log_unknown
 from gateway.request_context import RequestContext
 from gateway.requests.texts import text_of, tokens_of
 from gateway.sessions.output_stream import Event
 from gateway.work.once import Once
 from slipstream.errors import InvalidArgument
-from slipstream.v1 import gateway_pb2
+from slipstream.v1 import gateway_pb2, verifier_pb2
+
+MAX_TOKENS_DEFAULT = 16
+"""Output tokens of a completion that names no number and has no operator's, as OpenAI and vLLM have it: a text that is
+continued has no turn that ends, as a chat has."""
 
 
 class CompletionRequest(SamplingFields):
     prompt: str | TokenIds | Strings | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
     )
+    max_tokens: int | None = Field(None, ge=0, le=2**32 - 1)
+    """Most output tokens; 0: the prompt alone, for `echo` and `prompt_logprobs`. Default: 16."""
     logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    """Log-probabilities of the prompt's tokens, and of so many likeliest ones. `echo` with `logprobs` needs none."""
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = Field(None, ge=1)
@@ -40,13 +48,21 @@ class CompletionRequest(SamplingFields):
             raise InvalidArgument("suffix is not served: the model continues a prompt and fills no gaps.")
         if self.best_of not in (None, self.choices):
             raise InvalidArgument("best_of is not served; ask for n choices and take the best yourself.")
-        if self.echo and self.logprobs is not None:
-            raise InvalidArgument("echo with logprobs is not served: a prompt has no log-probabilities here.")
         several = not isinstance(self.prompt, str) and not (self.prompt and isinstance(self.prompt[0], int))
         prompts: list[Any] = list(self.prompt) if several else [self.prompt]
         if not 1 <= len(prompts) * self.choices <= MOST_CHOICES:
             raise InvalidArgument(f"prompts times n must make 1 to {MOST_CHOICES} choices.")
         return prompts
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def top_prompt_logprobs(self) -> int | None:
+        """Likeliest tokens beside each of the prompt's, as many as any field asks for; None: nothing of the prompt."""
+        asked = (self.prompt_logprobs, self.logprobs if self.echoes_logprobs else None)
+        return max((each for each in asked if each is not None), default=None)
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
@@ -68,40 +84,75 @@ class CompletionCall(Call):
 
     def __init__(self, parts: HttpDependencies, context: RequestContext, asked: CompletionRequest) -> None:
         self._prompts = asked.prompts()
+        if asked.max_tokens is None and not parts.config.max_tokens_default:
+            asked.max_tokens = MAX_TOKENS_DEFAULT
         self._echoes = [Once(partial(self._echo, prompt)) for prompt in self._prompts]
         tokenizer, indices = parts.tokenizer, list(range(asked.choices)) * len(self._prompts)
         prompts = [text_of(tokenizer, each) if isinstance(each, str) else tokens_of(each) for each in self._prompts]
+        self._begun: set[int] = set()
+        """Indices of the choices whose prompt was sent, where a stream sends prompts."""
+        self._silent = asked.max_tokens == 0
+        if self._silent:
+            asked.max_tokens = 1  # a session computes its prompt to write a token, which nobody is sent
         requests = [asked.to_generate(None, index) for index in indices]
         for request in requests:
+            if asked.top_prompt_logprobs is not None:
+                request.prompt_logprobs = asked.top_prompt_logprobs
             request.logprobs, request.top_logprobs = asked.logprobs is not None, asked.logprobs or 0
         super().__init__(parts, context, asked, requests, asked.texts(prompts, tokenizer))
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
         echoed = await self._echoed(choice)
-        return self._choice(choice, echoed + choice.text, len(echoed))
+        self._silence(choice)
+        return self._choice(choice, echoed + choice.text, len(echoed), first=True)
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice, echoed = stream.choice, ""
-        if isinstance(event, gateway_pb2.Started):
+        began = isinstance(event, gateway_pb2.Started)
+        if self.asked.top_prompt_logprobs is not None:  # they come with the first tokens, and the echo with them
+            if began or not (choice.token_ids or choice.finished):
+                return None
+            began = not stream.resumed and choice.index not in self._begun
+        if began:
+            self._begun.add(choice.index)
             echoed = "" if stream.resumed else await self._echoed(choice)
-        if not (echoed or choice.text or choice.finished):
+        self._silence(choice)
+        if not (echoed or choice.text or choice.finished or choice.prompt_logprobs):
             return None
-        return self._choice(choice, echoed + choice.text, stream.characters)
+        made = self._choice(choice, echoed + choice.text, stream.characters, first=began)
+        choice.prompt_logprobs = []
+        return made
+
+    def _silence(self, choice: Choice) -> None:
+        """Forgets the output of a request for none."""
+        if self._silent:
+            choice.text, choice.token_ids, choice.logprobs, choice.rounds = "", [], [], []
+            if choice.finished is not None:
+                choice.finished.output_tokens = 0
+                choice.finished.reason = verifier_pb2.FINISH_REASON_LENGTH
 
     async def _echoed(self, choice: Choice) -> str:
         return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""
 
+    def _prompt(self, choice: Choice) -> gateway_pb2.TokenText:
+        """The prompt's first token, which nothing comes before."""
+        return self.parts.tokenizer.shown(choice.started.prompt_token_ids[0])
+
     async def _echo(self, prompt: str | Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt, self._context.tenant)
 
-    def _choice(self, choice: Choice, text: str, offset: int) -> dict[str, Any]:
-        """`offset`: characters of the choice before the output that is sent."""
-        made: dict[str, Any] = {
-            "index": choice.index,
-            "text": text,
-            "logprobs": completion_logprobs(choice.logprobs, offset) if self.asked.logprobs is not None else None,
-            **ending(choice.finished),
-        }
+    def _choice(self, choice: Choice, text: str, offset: int, *, first: bool) -> dict[str, Any]:
+        """`offset`: characters of the choice before the output that is sent. `first`: the prompt is sent with it."""
+        logprobs = None
+        if self.asked.logprobs is not None and self.asked.echoes_logprobs and first:
+            logprobs = echoed_logprobs(
+                self._prompt(choice), choice.prompt_logprobs, choice.logprobs, self.asked.logprobs
+            )
+        elif self.asked.logprobs is not None:
+            logprobs = completion_logprobs(choice.logprobs, offset)
+        made: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs, **ending(choice.finished)}
+        if self.asked.prompt_logprobs is not None and first:
+            made["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs, self.asked.prompt_logprobs)
         if self.asked.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
             made["prompt_token_ids"] = list(choice.started.prompt_token_ids)

@@ -1,6 +1,7 @@
 """Fields that several OpenAI requests share, and the GenerateRequest that they make.
 
 JSON types are strict. Unknown fields are ignored, with one log line for each name: clients of other servers send them.
+Those that are known to change an answer are refused.
 """
 
 from __future__ import annotations
@@ -29,6 +30,37 @@ _MOST = 2**32 - 1
 _LOGGED: set[str] = set()
 _MOST_LOGGED = 256
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+
+_INSTEAD = {
+    "guided_json": "send structured_outputs.json",
+    "guided_regex": "send structured_outputs.regex",
+    "guided_choice": "send structured_outputs.choice",
+    "guided_grammar": "send structured_outputs.grammar",
+    "bad_words": "forbid tokens by a logit_bias of -100",
+    "functions": "send tools",
+    "function_call": "send tool_choice",
+    "truncate_prompt_tokens": "shorten the prompt yourself",
+    "prompt_embeds": "send a text or token ids",
+    "prompt_logprobs": "ask /v1/completions for them",
+    "logits_processors": "leave it out",
+    "include_stop_str_in_output": "append the stop string yourself",
+    "use_beam_search": "leave it out",
+    "length_penalty": "leave it out",
+    "skip_special_tokens": "ask for return_token_ids and decode them",
+    "detokenize": "ask for return_token_ids",
+    "modalities": "ask for text alone",
+    "audio": "leave it out",
+    "web_search_options": "leave it out",
+}
+"""Fields of other servers that change an answer and are not served, with what to do instead."""
+_HARMLESS: dict[str, Any] = {
+    "skip_special_tokens": True,
+    "detokenize": True,
+    "modalities": ["text"],
+    "length_penalty": 1,
+    "function_call": "none",
+}
+"""Values of them that ask for what happens anyway, besides null, false and empty ones."""
 
 TokenId = Annotated[int, Field(ge=0, le=_MOST)]
 
@@ -113,10 +145,10 @@ class StructuredOutputs(Fields):
 class SamplingFields(RequestFields):
     """What a request may say about its output, besides the prompt."""
 
-    model: str = ""
-    """Empty: the only model."""
+    model: str | None = ""
+    """Empty or null: the only model."""
     max_tokens: int | None = Field(None, ge=1, le=_MOST)
-    """Most output tokens; the server's default is `GATEWAY_MAX_TOKENS_DEFAULT`."""
+    """Most output tokens; default: what the model's length leaves, of completions 16; `GATEWAY_MAX_TOKENS_DEFAULT`."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, ge=-1, le=_MOST)
@@ -178,7 +210,7 @@ class SamplingFields(RequestFields):
         are checked where every protocol's are."""
         try:
             request = gateway_pb2.GenerateRequest(
-                model=self.model,
+                model=self.model or "",
                 sampling=self._sampling(index),
                 max_tokens=self.max_tokens,
                 stop=[self.stop] if isinstance(self.stop, str) else self.stop or (),
@@ -246,13 +278,24 @@ class SamplingFields(RequestFields):
 
 
 def log_unknown(fields: RequestFields) -> None:
-    """Log, once for each, the names of fields that this server does not know; forget their values."""
+    """Log, once for each, the names of fields that this server does not know; forget their values. Raises
+    InvalidArgument for one that would change the answer."""
     unknown = fields.model_extra or {}
+    for name, instead in _INSTEAD.items():
+        if name in unknown and _changes(name, unknown[name]):
+            raise InvalidArgument(f"{name} is not served; {instead}.", reason="FIELD_NOT_SERVED")
     for name in unknown:
         if name not in _LOGGED and len(_LOGGED) < _MOST_LOGGED and _NAME.fullmatch(name):
             _LOGGED.add(name)
             log.info("requests have a field that is unknown here and ignored: %s", name)
     unknown.clear()
+
+
+def _changes(name: str, value: Any) -> bool:
+    """Whether this value of a field that is not served asks for anything else than what happens."""
+    if name in _HARMLESS and (value is None or value == _HARMLESS[name]):
+        return False
+    return name in ("skip_special_tokens", "detokenize") or bool(value)
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

@@ -47,7 +47,15 @@ def test_settings_that_cannot_be_kept_are_refused(name: str, value: str) -> None
 
 
 POSITIVE = ("DISCOVERY_S", "STALL_S", "STORE_GRACE_S", "REHOMING_WAIT_S", "BREAKER_WINDOW_S", "BREAKER_COOL_DOWN_S")
-COUNTS = ("REHOMINGS", "MAX_DRAFT_TOKENS", "MAX_STOP_STRINGS", "MAX_STOP_BYTES", "MAX_STOP_TOKENS", "STORE_REPLICAS")
+COUNTS = (
+    "REHOMINGS",
+    "MAX_DRAFT_TOKENS",
+    "MAX_STOP_STRINGS",
+    "MAX_STOP_BYTES",
+    "MAX_STOP_TOKENS",
+    "STORE_REPLICAS",
+    "MAX_TOKENS_DEFAULT",
+)
 SPANS = ("GRACE_S", "SLO_TTFT_S", "SLO_TPOT_S", "SLOW_REQUEST_S", "VERIFIER_PRICE")
 
 
@@ -55,7 +63,7 @@ SPANS = ("GRACE_S", "SLO_TTFT_S", "SLO_TPOT_S", "SLOW_REQUEST_S", "VERIFIER_PRIC
     ("name", "value"),
     [
         *((name, value) for name in POSITIVE for value in ("0", "-1", "nan")),
-        *((name, "0") for name in ("MAX_PROMPT_BYTES", "MAX_SESSIONS", "MAX_TOKENS_DEFAULT", "CREDIT_TOKENS")),
+        *((name, "0") for name in ("MAX_PROMPT_BYTES", "MAX_SESSIONS", "CREDIT_TOKENS")),
         *((name, "-1") for name in (*COUNTS, *SPANS, "FAILED_KEYS_PER_MINUTE")),
         *((name, "nan") for name in SPANS),
         ("SESSION_TTL_S", "inf"),

@@ -49,6 +49,7 @@ class VLLMExecutor:
             verifies_trees=False,
             max_sequences=self.core.max_sequences,
             lossy_rules=False,
+            scores_prompts=False,
         )
 
     def close(self) -> None:

@@ -21,6 +21,15 @@ class Clock:
         return self.now
 
 
+def test_a_default_output_leaves_a_keys_minute_room_for_other_requests() -> None:
+    tenant = Tenant("alice", TenantLimits(tokens_per_minute=800, max_tokens=300), Clock())
+    assert tenant.most_output(None, 8192) == 100
+    assert tenant.most_output(None, 16) == 16
+    assert tenant.most_output(250, 16) == 250
+    assert Tenant("bob", TenantLimits(tokens_per_minute=3), Clock()).most_output(None, 8192) == 1
+    assert Tenant("eve", TenantLimits(max_tokens=300), Clock()).most_output(None, 8192) == 300
+
+
 async def test_requests_above_the_rate_are_told_when_to_come_again() -> None:
     clock = Clock()
     tenant = Tenant("alice", TenantLimits(requests_per_minute=2), clock)

@@ -54,6 +54,35 @@ async def test_defaults_are_the_servers() -> None:
     assert (made.max_length, made.stop_token_ids, made.max_draft_tokens) == (19, (49, 48), 6)
 
 
+@pytest.mark.parametrize(("default", "length"), [(0, 100), (16, 19), (1000, 100)])
+async def test_without_max_tokens_the_output_has_what_the_models_length_leaves_up_to_the_operators_cap(
+    default: int, length: int
+) -> None:
+    made = await resolve(request(), config=dataclasses.replace(CONFIG, max_tokens_default=default))
+    assert made.max_length == length
+    assert made.request.max_tokens == length - 3
+
+
+async def test_a_default_output_is_shortened_to_what_can_be_sent_and_never_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(validation, "MAX_ITEM_BYTES", validation.MOST_OTHER_BYTES + 60)
+    rest = dataclasses.replace(CONFIG, max_tokens_default=0)
+    predicted = gateway_pb2.Prediction(token_ids=gateway_pb2.TokenIds(token_ids=[7] * 10))
+    assert (await resolve(request(prediction=predicted), config=rest)).max_length == 50
+    with pytest.raises(InvalidArgument) as refused:
+        await resolve(request(prediction=predicted, max_tokens=97), config=rest)
+    assert refused.value.reason == TOO_LARGE
+
+
+@pytest.mark.parametrize("sent", [b"", b"\xf2\x01\x01x"])
+async def test_a_structure_of_a_format_that_is_not_known_is_no_free_text(sent: bytes) -> None:
+    """What a newer client sends: a format that this server has not heard of, which its message keeps as unknown."""
+    with pytest.raises(InvalidArgument) as refused:
+        await resolve(request(structured_output=types_pb2.StructuredOutput.FromString(sent)))
+    assert refused.value.reason == "STRUCTURE_UNKNOWN"
+
+
 @pytest.mark.parametrize(("asked", "given"), [(2, 2), (0, 0), (50, 6)])
 async def test_a_request_may_ask_for_fewer_draft_tokens_but_not_for_more(asked: int, given: int) -> None:
     made = await resolve(request(speculation=gateway_pb2.SpeculationOptions(max_draft_tokens=asked)))
