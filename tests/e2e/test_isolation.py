@@ -80,7 +80,7 @@ CHAT_TEMPLATE = "{% for each in messages %}<{{ each.role }}>{{ each.content | tr
 LONG = "Nobody knows, so many words. " * 6_000
 MESSAGES = [{"role": "user", "content": f"message {number}: {'many words, ' * 4}"} for number in range(1_500)]
 ATTACKS: dict[str, tuple[str, Any]] = {
-    "prompts that are refused": ("/v1/completions", {"prompt": LONG, "max_tokens": 10_000_000}),
+    "prompts that are refused": ("/v1/completions", {"prompt": 2 * LONG, "max_tokens": 1}),
     "predictions": ("/v1/completions", {"prompt": "x", "n": 8, "prediction": {"content": LONG}, "max_tokens": 1}),
     "texts to count": ("/tokenize", {"prompt": LONG}),
     "messages to count": ("/tokenize", {"messages": MESSAGES}),
@@ -111,7 +111,7 @@ class Tenants:
 
 @asynccontextmanager
 async def tenants(folder: Path) -> AsyncIterator[Tenants]:
-    """Of a gateway whose limits are the ones that it has by itself, and whose model takes everything."""
+    """Of a gateway whose limits are the ones that it has by itself, and whose model takes LONG, and not twice that."""
     (folder / "chat.jinja").write_text(CHAT_TEMPLATE)
     keys = {"alice": ALICE, "bob": BOB}
     lines = [f'{name} = {{ sha256 = "{digest(keys[name]).hex()}"{limits} }}\n' for name, limits in LIMITS.items()]

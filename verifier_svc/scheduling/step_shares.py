@@ -157,10 +157,8 @@ class StepShares:
             return limit_s, None
         own = {tenant: cost.own(work)[0] for tenant, work in works.items()}
         least = min(own.values(), key=lambda step: step.seconds)
-        limit_s, room = (
-            len(works) * least.seconds,
-            len(works) * least.size,
-        )  # which take no longer, whatever a curve says
+        # So many tokens take no longer, whatever a curve says.
+        limit_s, room = len(works) * least.seconds, len(works) * least.size
         rates = {tenant: step.expected / (len(works) * step.seconds) for tenant, step in own.items()}
         heavy = _heavy({tenant: part.tokens + own[tenant].prompts for tenant, part in parts.items()}) or _heavy(
             {tenant: step.size for tenant, step in own.items()}
