@@ -73,7 +73,7 @@ class RoundResult(NamedTuple):
             logprobs=map(proto_conversion.logprobs_to_proto, self.result.logprobs[: len(self.token_ids)]),
             cost_us=microseconds(cost_s),
             cached_tokens=scheduled.session.found_tokens,
-            prompt_logprobs=self._prompt_logprobs(),
+            prompt_logprobs=self._prompt_logprobs() if scheduled.session.prompt_logprobs else (),
         )
 
     def _prompt_logprobs(self) -> list[types_pb2.TokenLogprobs]:

@@ -35,7 +35,7 @@ from tests.checkpoints import save_checkpoint
 from tests.fleet import gateway, opening, verifier
 from verifier_svc.execution.fault_isolation import _probe_session
 from verifier_svc.hidden_feed import ComputedRows, HiddenFeed
-from verifier_svc.sources.shadow import double_of
+from verifier_svc.sources.shadow import Double
 
 NEED = HiddenNeed(layers=(1,), every_row=True)
 TOKENS = 40
@@ -189,7 +189,7 @@ async def test_a_rolled_back_session_reads_its_own_rows(folder: Path) -> None:
 
 
 def test_rows_that_are_computed_again_after_a_preemption_come_once() -> None:
-    session = double_of(_probe_session(), "s")
+    session = Double(_probe_session(), "s")
     feed = HiddenFeed(open_engine("emulated:"))
     every, last = feed.subscribe(session, HiddenNeed(every_row=True)), feed.subscribe(session, HiddenNeed())
     states = HiddenStates(torch.arange(12.0)[:, None], {})

@@ -80,7 +80,7 @@ def _segment(scheduled: ScheduledSequence) -> Segment:
     if scheduled.window.token_ids:
         nodes += scheduled.window.token_ids
         parents += [each if each == ROOT else each + len(chosen) for each in scheduled.window.parents]
-    if not scheduled.scored:
+    if scheduled.session.top_prompt_logprobs is None or not scheduled.scored:
         return Segment(sequence, scheduled.pending, nodes, parents, want_logits=scheduled.complete)
     first = -len(scheduled.pending)
     wanted = [*range(first, first + scheduled.scored), *(range(-1, len(nodes)) if scheduled.complete else ())]
@@ -110,7 +110,7 @@ def _inputs(step: list[ScheduledSequence], segments: list[Segment]) -> dict[int,
     for index, (scheduled, segment) in enumerate(zip(step, segments, strict=True)):
         if scheduled.complete:
             session = scheduled.session
-            first = row + scheduled.scored
+            first = row if session.top_prompt_logprobs is None else row + scheduled.scored
             inputs[index] = VerifyInput(
                 scheduled.selection,
                 first,
@@ -152,6 +152,8 @@ def _with_logprobs(
 
 def _score_prompts(step: list[ScheduledSequence], segments: list[Segment], logits: torch.Tensor) -> None:
     """Notes the log-probabilities of the prompts' tokens whose rows the step computed, where they are wanted."""
+    if not [scheduled for scheduled in step if scheduled.session.top_prompt_logprobs is not None]:
+        return
     row = 0
     for scheduled, segment in zip(step, segments, strict=True):
         session, count, start = scheduled.session, scheduled.scored, scheduled.computed

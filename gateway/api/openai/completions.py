@@ -94,42 +94,37 @@ class CompletionCall(Call):
         self._silent = asked.max_tokens == 0
         if self._silent:
             asked.max_tokens = 1  # a session computes its prompt to write a token, which nobody is sent
+        self._top_prompt = asked.top_prompt_logprobs
         requests = [asked.to_generate(None, index) for index in indices]
         for request in requests:
-            if asked.top_prompt_logprobs is not None:
-                request.prompt_logprobs = asked.top_prompt_logprobs
+            if self._top_prompt is not None:
+                request.prompt_logprobs = self._top_prompt
             request.logprobs, request.top_logprobs = asked.logprobs is not None, asked.logprobs or 0
         super().__init__(parts, context, asked, requests, asked.texts(prompts, tokenizer))
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
         echoed = await self._echoed(choice)
-        self._silence(choice)
+        if self._silent:
+            _silence(choice)
         return self._choice(choice, echoed + choice.text, len(echoed), first=True)
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice, echoed = stream.choice, ""
         began = isinstance(event, gateway_pb2.Started)
-        if self.asked.top_prompt_logprobs is not None:  # they come with the first tokens, and the echo with them
+        if self._top_prompt is not None:  # they come with the first tokens, and the echo with them
             if began or not (choice.token_ids or choice.finished):
                 return None
             began = not stream.resumed and choice.index not in self._begun
         if began:
             self._begun.add(choice.index)
             echoed = "" if stream.resumed else await self._echoed(choice)
-        self._silence(choice)
+        if self._silent:
+            _silence(choice)
         if not (echoed or choice.text or choice.finished or choice.prompt_logprobs):
             return None
         made = self._choice(choice, echoed + choice.text, stream.characters, first=began)
         choice.prompt_logprobs = []
         return made
-
-    def _silence(self, choice: Choice) -> None:
-        """Forgets the output of a request for none."""
-        if self._silent:
-            choice.text, choice.token_ids, choice.logprobs, choice.rounds = "", [], [], []
-            if choice.finished is not None:
-                choice.finished.output_tokens = 0
-                choice.finished.reason = verifier_pb2.FINISH_REASON_LENGTH
 
     async def _echoed(self, choice: Choice) -> str:
         return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""
@@ -157,3 +152,11 @@ class CompletionCall(Call):
             made["token_ids"] = list(choice.token_ids)
             made["prompt_token_ids"] = list(choice.started.prompt_token_ids)
         return made
+
+
+def _silence(choice: Choice) -> None:
+    """Forgets the output of a request for none."""
+    choice.text, choice.token_ids, choice.logprobs, choice.rounds = "", [], [], []
+    if choice.finished is not None:
+        choice.finished.output_tokens = 0
+        choice.finished.reason = verifier_pb2.FINISH_REASON_LENGTH

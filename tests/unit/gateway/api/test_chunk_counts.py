@@ -60,7 +60,7 @@ def stream(protocol: str, tokens: int) -> int:
 
     async def run() -> None:
         parts = SimpleNamespace(
-            config=SimpleNamespace(http_idle_s=60.0),
+            config=SimpleNamespace(max_tokens_default=0, http_idle_s=60.0),
             sessions=Sessions(tokens),
             tokenizer=SimpleNamespace(least_tokens=len),
         )
