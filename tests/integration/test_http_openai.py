@@ -38,6 +38,11 @@ class Served:
         self.openai = await self._stack.enter_async_context(client)
         return self
 
+    def shorten(self, tokens: int) -> int:
+        """The length that verifiers announce from now on, as those whose KV memory is smaller than their model's."""
+        self._setting.model.max_length -= tokens
+        return int(self._setting.model.max_length)
+
     @property
     def opened(self) -> verifier_pb2.DecodeOpen:
         return self.verifier.opens()[-1]
@@ -88,13 +93,8 @@ async def test_without_a_number_a_chat_has_the_rest_of_the_context_and_a_complet
 
 
 async def test_a_prompt_that_no_verifiers_memory_holds_is_the_clients_to_shorten(served: Served) -> None:
+    smaller = served.shorten(90)
     await served.start()
-    smaller = served.verifier.model.max_length - 90
-    for verifier in served.web.front.gateway.router.verifiers:
-        assert verifier.model is not None
-        verifier.model.max_length = (
-            smaller  # as a verifier announces whose KV memory is smaller than its model's length
-        )
     with pytest.raises(openai.BadRequestError) as refused:
         await served.openai.completions.create(model="toy", prompt="Tell me. " * 16)
     assert refused.value.code == "context_length_exceeded"
