@@ -28,7 +28,7 @@ from verifier_svc.scheduling.budget import allot
 from verifier_svc.scheduling.candidate_offers import CandidateOffers, OfferedSession, labels, workload
 from verifier_svc.scheduling.fairness import turns
 from verifier_svc.scheduling.prompt_room import PromptRoom
-from verifier_svc.scheduling.step_shares import Part, Shares, StepCosts, StepShares, TenantWork
+from verifier_svc.scheduling.step_shares import Shares, StepCosts, StepShares, StepWork, TenantPart
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
@@ -189,7 +189,7 @@ class Planner:
                 return plan
             least |= more
 
-    def _others(self, parts: Mapping[str, Part], divided: bool) -> PricedStep | None:
+    def _others(self, parts: Mapping[str, TenantPart], divided: bool) -> PricedStep | None:
         """The step without the tenant that has the most of it; None where no other one decodes. A step that is divided,
         or more than half of which is one tenant's, does not show whether drafting pays for the others."""
         heavy = max(parts.values(), key=lambda part: part.tokens)
@@ -359,28 +359,28 @@ def _first(sessions: list[Session], places: int, waits: Callable[[Session], floa
 
 def _works(
     tenants: Iterable[str], offered: Sequence[OfferedSession], prompts: Sequence[Session]
-) -> dict[str, TenantWork]:
+) -> dict[str, StepWork]:
     own: dict[str, list[OfferedSession]] = {tenant: [] for tenant in tenants}
     pending = dict.fromkeys(own, 0)
     for each in offered:
         own[each.session.request.tenant].append(each)
     for session in prompts:
         pending[session.request.tenant] += session.pending
-    found: dict[str, TenantWork] = {}
+    found: dict[str, StepWork] = {}
     for tenant, some in own.items():
         aside = sum(len(each.selection) for each in some if each.offer is None)
         offers = [each.offer for each in some if each.offer is not None]
-        found[tenant] = TenantWork(len(some), aside, offers, pending[tenant])
+        found[tenant] = StepWork(len(some), aside, offers, pending[tenant])
     return found
 
 
-def _parts(tenants: Iterable[str], plan: StepPlan) -> dict[str, Part]:
+def _parts(tenants: Iterable[str], plan: StepPlan) -> dict[str, TenantPart]:
     """The tenants' parts of a step without prompts and windows."""
-    found = {tenant: Part(0, 0, 0.0) for tenant in tenants}
+    found = {tenant: TenantPart(0, 0, 0.0) for tenant in tenants}
     for each in plan.step:
         before = found[each.session.request.tenant]
         expected = 1.0 + sum(plan.paths.get(each.session, [])[: len(each.selection)])
-        found[each.session.request.tenant] = Part(
+        found[each.session.request.tenant] = TenantPart(
             before.sessions + 1, before.tokens + each.tokens, before.expected + expected
         )
     return found

@@ -34,7 +34,7 @@ from verifier_svc.scheduling.budget import Offer, allot
 from verifier_svc.scheduling.prefill import tokens_within
 
 
-class TenantWork(NamedTuple):
+class StepWork(NamedTuple):
     """What a tenant could use of a step."""
 
     sessions: int
@@ -92,7 +92,7 @@ class StepCosts(NamedTuple):
         """Tokens of so many sessions that take so many seconds."""
         return tokens_within(lambda size: self.seconds(size, sessions), most, limit_s)
 
-    def own(self, work: TenantWork) -> tuple[OwnStep, list[int]]:
+    def own(self, work: StepWork) -> tuple[OwnStep, list[int]]:
         """The step with this work alone, and how many candidates of each offer are in it."""
         if not work.sessions:
             prompts = min(work.prompts, self.alone)
@@ -105,7 +105,7 @@ class StepCosts(NamedTuple):
         return OwnStep(tokens, prompts, expected, self.whole(tokens, work.sessions, prompts)), found.counts
 
 
-class Part(NamedTuple):
+class TenantPart(NamedTuple):
     """A tenant's part of a step."""
 
     sessions: int
@@ -131,7 +131,7 @@ class Shares:
     rates: Mapping[str, float]
     """Tokens a second that each tenant is promised."""
 
-    def owed(self, parts: Mapping[str, Part], seconds: float) -> set[str]:
+    def owed(self, parts: Mapping[str, TenantPart], seconds: float) -> set[str]:
         """The tenants that have too little of a step of so many seconds."""
         return {
             tenant
@@ -147,7 +147,7 @@ class StepShares:
         self._turns = DeficitRoundRobin[str]()
 
     def divide(
-        self, works: Mapping[str, TenantWork], cost: StepCosts, parts: Mapping[str, Part], seconds: float
+        self, works: Mapping[str, StepWork], cost: StepCosts, parts: Mapping[str, TenantPart], seconds: float
     ) -> tuple[float, Shares | None]:
         """Most seconds of a step, and the tenants' shares of it; None where one of so many `seconds` with these
         `parts`, which is the best for all together, keeps the promise."""
@@ -205,7 +205,7 @@ def _heavy(sizes: Mapping[str, int]) -> str | None:
     return most if 2 * sizes[most] > sum(sizes.values()) else None
 
 
-def _room(works: Mapping[str, TenantWork], own: Mapping[str, OwnStep], cost: StepCosts, limit_s: float) -> int:
+def _room(works: Mapping[str, StepWork], own: Mapping[str, OwnStep], cost: StepCosts, limit_s: float) -> int:
     """Tokens that take so many seconds. What they take depends on how many sessions bring them, and these on it."""
     sizes = [step.size for step in own.values()]
     sessions, room = sum(work.sessions for work in works.values()), 0
@@ -221,7 +221,7 @@ def _decoding(own: OwnStep, given: int) -> int:
     return max(min(own.tokens, math.ceil(given / 2)), given - own.prompts)
 
 
-def _least_s(works: Mapping[str, TenantWork], cost: StepCosts) -> dict[str, float]:
+def _least_s(works: Mapping[str, StepWork], cost: StepCosts) -> dict[str, float]:
     """What is found at once: no own step is shorter than one without candidates."""
     return {
         tenant: cost.seconds(work.sessions, work.sessions) if work.sessions else cost.own(work)[0].seconds
@@ -230,7 +230,7 @@ def _least_s(works: Mapping[str, TenantWork], cost: StepCosts) -> dict[str, floa
 
 
 def _kept(
-    works: Mapping[str, TenantWork], least_s: Mapping[str, float], parts: Mapping[str, Part], seconds: float
+    works: Mapping[str, StepWork], least_s: Mapping[str, float], parts: Mapping[str, TenantPart], seconds: float
 ) -> bool:
     """Whether each tenant has what is promised, however little its own step would take, and however much it would
     commit; and none has more than half of a step of several."""
@@ -242,19 +242,19 @@ def _kept(
     )
 
 
-def _together(works: Mapping[str, TenantWork], cost: StepCosts) -> tuple[float, dict[str, Part]]:
+def _together(works: Mapping[str, StepWork], cost: StepCosts) -> tuple[float, dict[str, TenantPart]]:
     """Seconds of the step of several tenants as if they were one, and what each has of it."""
-    whole = TenantWork(
+    whole = StepWork(
         sum(work.sessions for work in works.values()),
         sum(work.aside for work in works.values()),
         [offer for work in works.values() for offer in work.offers],
         sum(work.prompts for work in works.values()),
     )
     step, counts = cost.own(whole)
-    parts, left = dict[str, Part](), iter(counts)
+    parts, left = dict[str, TenantPart](), iter(counts)
     for tenant, work in works.items():
         chosen = list(zip(work.offers, left, strict=False))
         tokens = work.sessions + work.aside + sum(count for _, count in chosen)
         expected = work.sessions + sum(sum(offer.probabilities[:count]) for offer, count in chosen)
-        parts[tenant] = Part(work.sessions, tokens, expected)
+        parts[tenant] = TenantPart(work.sessions, tokens, expected)
     return step.seconds, parts

@@ -17,7 +17,7 @@ from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import DIGITS, ModelInfo
 from slipstream.engine.models.arithmetic import computation_of
 from slipstream.engine.models.attention_layers import probe_layers
-from slipstream.engine.models.description import describe
+from slipstream.engine.models.description import describe, weights_revision
 from slipstream.engine.models.fast_dtype import announced_dtype
 from slipstream.engine.models.forward_trial import Tried, lean_decoder, try_forward
 from slipstream.engine.models.known_files import KnownFiles
@@ -69,8 +69,8 @@ def load_checkpoint(
     asked, kernels = dtype, lean and config.model_type in FAMILIES and find_kernels() is not None
     if dtype == "auto" and device == "cpu" and not quantised and isinstance(own, torch.dtype):
         dtype = str(announced_dtype(name, own, kernels=kernels)).removeprefix("torch.")
-    place = torch.device(device)
-    read = None if quantised or not lean else _known_files(name, source, config, dtype, place)
+    place, weights = torch.device(device), weights_revision(name)
+    read = None if quantised or not lean else _known_files(name, weights, config, dtype, place)
     if read is not None and (known := read.read()) is not None:
         parts, info = known
         return _checkpoint(Tried(lean_decoder(parts.model, parts.layers)), parts.layers, info, place)
@@ -83,7 +83,7 @@ def load_checkpoint(
     precision = "/".join(part for part in (quantised, str(layers[0].dtype).removeprefix("torch.")) if part)
     generation = model.generation_config
     size = model.get_output_embeddings().out_features
-    info = describe(name, config, generation, precision, size, parameters)
+    info = replace(describe(name, weights, config, generation, size, parameters), dtype=precision)
     fast = lean and quantised in ("", "int8") and fits(model)
     for_kernels = kernels and asked != dtype  # which may not serve this model, in whose type it is slow without them
     if for_kernels and not fast:
@@ -98,12 +98,12 @@ def load_checkpoint(
     return _checkpoint(tried, layers, info, place)
 
 
-def _known_files(name: str, source: str, config: Any, dtype: str, place: torch.device) -> KnownFiles | None:
+def _known_files(name: str, weights: str, config: Any, dtype: str, place: torch.device) -> KnownFiles | None:
     """None for a checkpoint that the library alone reads."""
     served = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
     if config.model_type not in FAMILIES or place.type != "cpu" or not isinstance(served, torch.dtype):
         return None
-    return KnownFiles(name, source, config, served)
+    return KnownFiles(name, weights, config, served)
 
 
 def _checkpoint(tried: Tried, layers: list[AttentionLayer], info: ModelInfo, place: torch.device) -> Checkpoint:
@@ -134,7 +134,8 @@ def describe_checkpoint(name: str) -> ModelInfo:
     with contextlib.suppress(OSError):  # many checkpoints have no file of it
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     size = model.get_output_embeddings().out_features
-    return describe(name, model.config, model.generation_config, "", size, model.num_parameters())
+    revision, parameters = weights_revision(name), model.num_parameters()
+    return describe(name, revision, model.config, model.generation_config, size, parameters)
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:

@@ -19,26 +19,30 @@ from slipstream.tokenizer.vocabulary import (
 )
 
 
-def describe(name: str, config: Any, generation: Any, dtype: str, vocabulary_size: int, parameters: int) -> ModelInfo:
-    """`config`: of the whole model; `generation`: its generation configuration, None without one; `vocabulary_size`:
-    columns of its logits."""
+def describe(
+    name: str, revision: str, config: Any, generation: Any, vocabulary_size: int, parameters: int
+) -> ModelInfo:
+    """`revision`: by `weights_revision`; `config`: of the whole model; `generation`: its generation configuration, None
+    without one; `vocabulary_size`: columns of its logits. The type is empty."""
     source, _ = source_and_revision(name)
     text = config.get_text_config(decoder=True)
     eos = generation.eos_token_id if generation is not None else None
     return ModelInfo(
         name=Path(source).name if is_local(name) else source,
-        revision=_revision(name, source),
+        revision=revision,
         vocabulary_size=vocabulary_size,
         fingerprint=_fingerprint(name, vocabulary_size),
         max_length=_max_length(text),
-        dtype=dtype,
+        dtype="",
         parameters=parameters,
         eos_token_ids=as_ids(eos if eos is not None else text.eos_token_id),
         chat_template=chat_template_fingerprint(name),
     )
 
 
-def _revision(name: str, source: str) -> str:
+def weights_revision(name: str) -> str:
+    """`ModelInfo.revision`. Reads all weights of a folder whose digest is not kept: once for each start."""
+    source, _ = source_and_revision(name)
     if is_local(name):
         return f"local-{weights_digest(Path(source))}"
     return tokenizer_file(name, "config.json").parent.name  # lies in a folder that is named after its commit

@@ -21,7 +21,7 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.description import describe
 from slipstream.engine.models.lean_files import LeanParts, NotPlain, equal_parts, read_parts
 from slipstream.engine.models.passed_trials import keep_report, report_of, trial_question
-from slipstream.tokenizer.vocabulary import is_local, tokenizer_file
+from slipstream.tokenizer.vocabulary import is_local, source_and_revision, tokenizer_file
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +29,16 @@ log = logging.getLogger(__name__)
 class KnownFiles:
     """The files of one checkpoint, on the CPU and in one type."""
 
-    def __init__(self, name: str, source: str, config: Any, dtype: torch.dtype) -> None:
-        """`source`: the name without its revision."""
+    def __init__(self, name: str, revision: str, config: Any, dtype: torch.dtype) -> None:
+        """`revision`: of the weights, by content."""
+        source, _ = source_and_revision(name)
         self._folder = Path(source) if is_local(name) else tokenizer_file(name, "config.json").parent
         self._config, self._dtype = config, dtype
         generation = None
         with contextlib.suppress(OSError):  # many checkpoints have no file of it
             generation = GenerationConfig.from_pretrained(self._folder)
         precision = str(dtype).removeprefix("torch.")
-        self._info = describe(name, config, generation, precision, config.vocab_size, 0)
+        self._info = replace(describe(name, revision, config, generation, config.vocab_size, 0), dtype=precision)
         self._question = "files " + trial_question(self._info, torch.device("cpu"), lean=True)
 
     def read(self) -> tuple[LeanParts, ModelInfo] | None:

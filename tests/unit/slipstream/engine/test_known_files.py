@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from slipstream.engine.models import checkpoint as checkpoints
+from slipstream.engine.models import description
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.models.rehearsal import Player, Rehearsal, play
 from tests.checkpoints import VOCABULARY, other_weights, save_checkpoint
@@ -76,6 +77,18 @@ def test_the_second_start_serves_the_same_model(name: str, dtype: str, tmp_path:
     assert by_library == [folder]
     assert (second.info, second.layers) == (first.info, first.layers)
     assert torch.equal(logits(second), logits(first))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_start_hashes_the_weights_once(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no digest can be kept it reads all of them."""
+    hashed: list[Path] = []
+    digest = description.weights_digest
+    monkeypatch.setattr(description, "weights_digest", lambda path: (hashed.append(path), digest(path))[1])
+    folder = save_checkpoint(family, tmp_path / "model")
+    for starts in (1, 2):
+        load_checkpoint(str(folder), "float32")
+        assert hashed == [folder] * starts
 
 
 def test_files_in_pieces_are_read(tmp_path: Path, by_library: list[str]) -> None:
