@@ -76,7 +76,7 @@ COMPILED := build/compiled
 COPY_SOURCES = rm -rf $(1) && mkdir -p $(1) && git ls-files -z | xargs -0 cp --parents -P -t $(1)
 test-compiled: setup ## What mypyc compiles for wheels and images, and exactness with it (under 4 minutes on two cores)
 	$(call COPY_SOURCES,$(COMPILED))
-	SLIPSTREAM_COMPILE=1 $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(COMPILED)/wheel .
+	SLIPSTREAM_COMPILE=1 $(BIN)/python -m tools.wheel $(COMPILED)/wheel
 	cd $(COMPILED) && $(abspath $(BIN))/python -m zipfile -e wheel/*.whl unpacked && cd unpacked \
 		&& find . -name '*.so' -exec cp --parents -t .. {} +
 	cd $(COMPILED) && $(abspath $(BIN))/python -m tests.compiled

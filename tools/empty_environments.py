@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tools.wheel import build
+
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = {"client": "", "lookup": "[lookup]", "gateway": "[gateway]"}
 """What is installed for each role, behind the package's name."""
@@ -76,8 +78,7 @@ def listens(address: str) -> bool:
 def main() -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        run(sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", folder / "wheel", ROOT)
-        [wheel] = (folder / "wheel").iterdir()
+        wheel = build(folder / "wheel")
         commands = {role: install(folder / role, wheel, extras) for role, extras in EXTRAS.items()}
         for role, extras in EXTRAS.items():
             print(f"{role:8} pip install slipstream-serve{extras:10} {megabytes(folder / role):5} MB")

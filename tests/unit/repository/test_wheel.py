@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 from slipstream.errors import NotFound
 from slipstream.tokenizer import vocabulary
 from tools.lock import closure
+from tools.wheel import build
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "training")
@@ -43,16 +43,9 @@ CLIENT = {"grpcio", "grpcio-status", "protobuf", "typer", "rich"}
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which the wheel is unpacked, which is what installing it does."""
-    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
-    for name in (*PACKAGES, "models"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    build = ["wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(source / "wheels"), str(source)]
-    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *build], check=True)
-    [wheel] = (source / "wheels").iterdir()
+    folder = tmp_path_factory.mktemp("installed")
+    wheel = build(tmp_path_factory.mktemp("wheel"), "--no-build-isolation")
     zipfile.ZipFile(wheel).extractall(folder)
-    shutil.rmtree(source)
     return folder
 
 
