@@ -127,7 +127,7 @@ def main() -> None:
     )
     requests: list[Any] = [request] * 32
     timing = StepTiming(0.0, 0.0, 0.02, 0.0, 32, 288)
-    report, message = StepReport(1, [], timing, 0.0), verifier_pb2.Round()
+    report = StepReport(1, [], timing, 0.0)
     scheduled: Any = SimpleNamespace(selection=SimpleNamespace(depths=DEPTHS))
     accepted, miss = AcceptanceResult((0, 1), 7), verifier_pb2.MISS_CAUSE_UNSPECIFIED
     result = RoundResult(scheduled, accepted, [1, 2, 7], timing, 1, miss, 0.0)
@@ -142,7 +142,7 @@ def main() -> None:
         ("gateway, a round", ledgers(), TIMES),
         ("gateway, a write to the store", stores(), TIMES),
         ("gateway or verifier, a frame of 32 rounds", (FRAME.ByteSize, nothing), TIMES),
-        ("verifier, a round of 8 candidates", (lambda: stats.round_reported(result, message), nothing), TIMES),
+        ("verifier, a round of 8 candidates", (lambda: stats.round_reported(result), nothing), TIMES),
         ("verifier, a step", (lambda: stats.step_ended(report), nothing), TIMES),
         ("drafter, a pass of 32 sessions", (passed, nothing), TIMES),
         (f"gateway, a scrape of {KINDS} kinds, on the loop", (reading, nothing), 200),

@@ -43,7 +43,7 @@ from slipstream.process import tune_runtime
 from slipstream.telemetry.composite import composite
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2
-from verifier_svc.observer import StepObserver
+from verifier_svc.observer import MessageAnnotator, StepObserver
 from verifier_svc.session import Session
 from verifier_svc.tracing import VerifierTracing, VerifyTrace
 
@@ -69,6 +69,7 @@ class Drafted(Between):
         super().__init__(thread, SESSIONS, NODES, PASS_S)
         self.observer = VerifierTracing(tracing)
         self.untraced = self.scheduler.observer
+        self.unannotated = self.scheduler.annotator
         self.share = 0.0
         self.feeding_s = 0.0
         self._chance = random.Random(3)
@@ -114,6 +115,8 @@ async def _block(drafted: Drafted, tracing: Tracing, exporting: BatchSpanProcess
     drafted.share = share
     watching = [drafted.untraced, drafted.observer] if share else [drafted.untraced]
     drafted.scheduler.observer = composite(StepObserver, watching)
+    adding = [drafted.unannotated, drafted.observer] if share else [drafted.unannotated]
+    drafted.scheduler.annotator = composite(MessageAnnotator, adding)
     await drafted.steps(2, drafted.feed)
     first, own, all_of_it = len(drafted.ended), time.thread_time(), time.process_time()
     fed, passed = drafted.feeding_s, drafted.busy_s

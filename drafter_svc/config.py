@@ -42,7 +42,7 @@ class DrafterConfig:
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
-    """Most sessions that are open here at a time; more are refused."""
+    """Most sessions that are open here at a time; more are refused. One API key has at most seven for each free one."""
     max_nodes: int = 128
     """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
     width: int = 4

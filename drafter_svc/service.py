@@ -13,6 +13,7 @@ import grpc
 
 from drafter_svc.tracing import DraftTrace
 from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.fair_shares import may_take_slot
 from slipstream.proposers.draft_tree import DraftNode
 from slipstream.proposers.drafting.scheduler import DraftScheduler, Subscriber
 from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
@@ -129,7 +130,8 @@ class VerifierStream:
             raise InvalidArgument("the session's number is in use on this stream; close it, or take another one.")
         self._check(request)
         session = self._session(number, epoch, request)
-        if len(self._scheduler) >= self._limits.max_sessions:
+        held, used = self._scheduler.sessions_of(request.tenant), len(self._scheduler)
+        if not may_take_slot(request.tenant, held, used, self._limits.max_sessions):
             raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
         trace = self._trace(session, request)
         session.observer = trace or session.observer

@@ -87,9 +87,9 @@ class GatewayConfig:
     lease_s: float = 10.0
     """Seconds after the last renewal when another gateway may take a session over; renewed three times as often."""
     store_grace_s: float = 5.0
-    """Seconds that a session waits for a store that does not answer."""
+    """Seconds that a session, or a request for one, waits for a store that went away."""
     max_sessions: int = 1024
-    """Most sessions at a time; more are refused."""
+    """Most sessions at a time; more are refused. One API key has at most seven for each free one."""
     max_tokens_default: int = 0
     """Most output tokens of a request without `max_tokens`; 0: what the model's length leaves. `/v1/completions` has
     16 then, as OpenAI."""

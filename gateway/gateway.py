@@ -97,10 +97,11 @@ class GatewayServer:
     work: TenantWork
 
     async def ready(self) -> None:
-        """Wait until a verifier can serve, then let health checks succeed. Raises FailedPrecondition for a store that
-        `store_eviction` refuses."""
+        """Wait until the store has answered and a verifier can serve, then let health checks succeed. Raises
+        FailedPrecondition for a store that `store_eviction` refuses."""
         if self.config.store_eviction == "refuse":
             await self.store.require_no_eviction()
+        await self.store.answered.wait()
         while not self.router.ready:
             await self.router.changes.wait()
         for model in [verifier.model for verifier in self.router.verifiers if verifier.model is not None]:
@@ -137,7 +138,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
-        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector, server, work))
+        http = _http_server(config, outside, keys, (sessions, router, tokenizer, collector, server, work, store))
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(worker.run()) for worker in router.workers]
             loops += [tasks.create_task(each.run(outside.resolve, config.discovery_s)) for each in router.discoveries]
@@ -202,7 +203,7 @@ def _http_server(
     config: GatewayConfig,
     outside: GatewayDependencies,
     keys: ApiKeys | None,
-    shared: tuple[SessionRegistry, Router, Tokenizer, MetricsCollector, Server, TenantWork],
+    shared: tuple[SessionRegistry, Router, Tokenizer, MetricsCollector, Server, TenantWork, MeasuredStore],
 ) -> HttpServer | None:
     if config.http == OFF:
         return None
@@ -245,9 +246,9 @@ def _open_keys(config: GatewayConfig, outside: GatewayDependencies, quota: Share
 def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> tuple[MeasuredStore, SharedQuota | None]:
     """The store, and what counts API keys' use for all gateways that share it."""
     if outside.store is not None:
-        return MeasuredStore(outside.store, outside.clock), None
+        return MeasuredStore(outside.store, outside.clock, config.store_grace_s), None
     store, quota = _open_configured_store(config, outside)
-    return MeasuredStore(store, outside.clock), quota
+    return MeasuredStore(store, outside.clock, config.store_grace_s), quota
 
 
 def _open_configured_store(

@@ -4,6 +4,7 @@
 left over while somebody wants it, a lone tenant has everything, and sending more requests makes no share larger.
 
 - `fair_level` is the most that each may have.
+- `may_take_slot` keeps slots that are held for long, such as sessions, from going to one tenant alone.
 - `DeficitRoundRobin` divides one room after another by it, step after step. Items are whole, and some cost more than
   others, so a step gives a tenant more or less than its share; it owes the rest to the next steps (Shreedhar and
   Varghese 1995). No deficit exceeds one item, and a tenant without demand has none.
@@ -30,6 +31,18 @@ def fair_level(demands: Iterable[float], room: float) -> float:
             return max(share, 0.0)
         room -= demand
     return math.inf
+
+
+SHARE_OF_FREE = 7
+"""Slots that a tenant may hold for each one that is free."""
+
+
+def may_take_slot(tenant: str, held: int, used: int, slots: int) -> bool:
+    """Whether a tenant that holds `held` of the `used` slots may take another: no more than a multiple of the free ones
+    (Choudhury and Hahne 1998, "Dynamic queue length thresholds"). So one tenant alone stops at seven eighths of them,
+    two at seven fifteenths each, and the next one finds a free slot. Without tenants' names, all may be taken."""
+    free = slots - used
+    return free > 0 and (not tenant or held < SHARE_OF_FREE * free)
 
 
 class TenantDemand(NamedTuple):

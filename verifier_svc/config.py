@@ -48,7 +48,7 @@ class VerifierConfig:
     kv_tokens: int = 65_536
     """Tokens of all sessions together that have room in the KV cache."""
     max_sessions: int = 1024
-    """Most sessions that are open here at a time; more are refused."""
+    """Most sessions that are open here at a time; more are refused. One API key has at most seven for each free one."""
     max_draft_tokens: int = 32
     """Most candidates of one session in one step, whatever its policy asks for; 256 at most."""
     always_speculate: bool = False

@@ -44,6 +44,10 @@ class GrammarCompilation:
         """Sessions whose grammar is being compiled."""
         return len(self._held)
 
+    def sessions_of(self, tenant: str) -> int:
+        """Those that are this tenant's."""
+        return sum(held[0].open.tenant == tenant for held in self._held.values())
+
     def holds(self, command: Command) -> bool:
         """Whether the command has to wait for its session; one too many ends the session."""
         held = self._held.get(command.session)

@@ -9,7 +9,6 @@ from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Values, build_info, forward_info, spans_of
 from slipstream.telemetry.tracing import Tracing
-from slipstream.v1 import verifier_pb2
 from verifier_svc.observer import StepObserver, StepReport
 from verifier_svc.round_result import RoundResult
 from verifier_svc.scheduling.scheduler import Scheduler
@@ -41,7 +40,7 @@ class StepStats(StepObserver):
         self.waited_s += timing.waited
         self.rejected_s += report.rejected_s
 
-    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+    def round_reported(self, result: RoundResult) -> None:
         depths = result.scheduled.selection.depths
         if depths:
             for depth in depths:

@@ -1,7 +1,7 @@
-"""The interface by which tracing, metrics and shadow drafters watch the verifier, which imports none of them.
+"""The interfaces by which tracing, metrics and shadow drafters watch the verifier, which imports none of them.
 
-The scheduler, the service and the drafters' links call an observer at the moments below. An observer changes nothing
-that a step depends on; where a moment comes with a message, it may add to it what it measured.
+The scheduler, the service and the drafters' links call an observer at the moments below; it changes nothing. What is
+measured beside a session and belongs into its messages, an annotator adds to them before they are sent.
 """
 
 from __future__ import annotations
@@ -50,21 +50,11 @@ class StepObserver:
     def round_decided(self, result: RoundResult) -> None:
         """The round's tokens are about to be sent to drafters, and `round_reported` follows."""
 
-    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
-        """`message` is about to be sent to the session's gateway. Called while the next step runs."""
+    def round_reported(self, result: RoundResult) -> None:
+        """The round is about to be sent to the session's gateway. Called while the next step runs."""
 
-    def drafter_opened(self, session: DraftedSession, drafter: str, request: drafter_pb2.DraftOpen) -> None:
-        """`request` is about to be sent to the drafter that the gateway named `drafter`."""
-
-    def drafter_informed(
-        self,
-        session: DraftedSession,
-        source: int,
-        length: int,
-        now: float,
-        commit: drafter_pb2.DraftCommit | None = None,
-    ) -> None:
-        """An open, or this commit, is sent to a drafter, which then has the session's first `length` tokens."""
+    def drafter_informed(self, session: DraftedSession, source: int, length: int, now: float) -> None:
+        """An open or a commit is sent to a drafter, which then has the session's first `length` tokens."""
 
     def candidates_received(
         self, session: DraftedSession, source: int, candidates: types_pb2.Candidates, now: float
@@ -75,3 +65,17 @@ class StepObserver:
         self, session: DraftedSession, source: int, candidates: int, began: float, ended: float
     ) -> None:
         """A drafter inside the verifier proposed so many candidates, between these monotonic seconds."""
+
+
+class MessageAnnotator:
+    """Adds to messages of one verifier what their receivers' users asked for beyond tokens: traces, details of rounds,
+    shadows' scores. Every method does nothing; annotators override those they need."""
+
+    def annotate_round(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+        """`message` is sent to the session's gateway next, after `StepObserver.round_reported`."""
+
+    def annotate_open(self, session: DraftedSession, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+        """`request` is sent next to the drafter that the gateway named `drafter`."""
+
+    def annotate_commit(self, session: DraftedSession, commit: drafter_pb2.DraftCommit) -> None:
+        """`commit` is sent to a drafter next."""

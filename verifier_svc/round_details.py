@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from slipstream.rpc.proto_conversion import microseconds
 from slipstream.speculation.selection import ROOT
-from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from verifier_svc.observer import StepObserver
+from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.observer import MessageAnnotator, StepObserver
 from verifier_svc.round_result import RoundResult
 from verifier_svc.session import DraftedSession, Session
 
@@ -59,7 +59,7 @@ class DraftTimes:
         yield from done
 
 
-class RoundDetailObserver(StepObserver):
+class RoundDetailObserver(StepObserver, MessageAnnotator):
     """Adds details to the rounds of sessions whose Open has `round_details`."""
 
     def __init__(self) -> None:
@@ -72,14 +72,7 @@ class RoundDetailObserver(StepObserver):
     def session_ended(self, session: Session) -> None:
         self._times.pop(session, None)
 
-    def drafter_informed(
-        self,
-        session: DraftedSession,
-        source: int,
-        length: int,
-        now: float,
-        commit: drafter_pb2.DraftCommit | None = None,
-    ) -> None:
+    def drafter_informed(self, session: DraftedSession, source: int, length: int, now: float) -> None:
         if times := self._times.get(session):
             times.begin(source, now)
 
@@ -95,7 +88,7 @@ class RoundDetailObserver(StepObserver):
         if times := self._times.get(session):
             times.add(DraftTime(source, began, ended, candidates))
 
-    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+    def annotate_round(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         times = self._times.get(result.scheduled.session)
         if times is None:
             return

@@ -22,6 +22,7 @@ from slipstream.errors import (
     SlipstreamError,
     Unavailable,
 )
+from slipstream.fair_shares import may_take_slot
 from slipstream.rpc import multiplexed_stream, proto_conversion
 from slipstream.rpc.multiplexed_stream import ByteCounter, SendQueue, check_command_count
 from slipstream.speculation.candidate_tree import CandidateTree
@@ -84,6 +85,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def session_count(self) -> int:
         """Sessions that are open, and those that will be once their grammar is compiled."""
         return len(self.scheduler) + sum(len(stream.compiling) for stream in self.streams)
+
+    def sessions_of(self, tenant: str) -> int:
+        """Those of `session_count` that are this tenant's."""
+        opened = sum(session.request.tenant == tenant for session in self.by_id.values())
+        return opened + sum(stream.compiling.sessions_of(tenant) for stream in self.streams)
 
     @property
     def progress(self) -> int:
@@ -227,7 +233,8 @@ class GatewayStream:
         check_open(request, epoch, limits.model)
         check_drafters(request.drafters, limits.allowed_addresses)
         check_room(request.max_length, limits.kv_tokens)
-        if self._service.session_count >= limits.max_sessions:
+        tenant, used = request.tenant, self._service.session_count
+        if not may_take_slot(tenant, self._service.sessions_of(tenant), used, limits.max_sessions):
             raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)

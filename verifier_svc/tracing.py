@@ -14,7 +14,7 @@ from slipstream.telemetry.segments import RoundChooser
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.observer import StepObserver, StepReport
+from verifier_svc.observer import MessageAnnotator, StepObserver, StepReport
 from verifier_svc.round_result import RoundResult, StepTiming
 from verifier_svc.session import DraftedSession, Session
 
@@ -22,7 +22,7 @@ MAX_AWAITED_DRAFTERS = 64
 RoundReason = types_pb2.RoundReason
 
 
-class VerifierTracing(StepObserver):
+class VerifierTracing(StepObserver, MessageAnnotator):
     """Emits spans of the sessions whose Open carries a sampled trace."""
 
     def __init__(self, tracing: Tracing) -> None:
@@ -78,27 +78,22 @@ class VerifierTracing(StepObserver):
         if trace := self.traces.get(scheduled.session):
             trace.emit_discarded(scheduled, timing, step_number)
 
-    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+    def annotate_round(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         if trace := self.traces.get(result.scheduled.session):
             message.ended_unix_nano = trace.emit_round(result)
             message.traced = trace.reason
 
-    def drafter_opened(self, session: DraftedSession, drafter: str, request: drafter_pb2.DraftOpen) -> None:
+    def annotate_open(self, session: DraftedSession, drafter: str, request: drafter_pb2.DraftOpen) -> None:
         if trace := self.traces.get(session):
             request.trace.CopyFrom(trace.trace.context(drafter))
 
-    def drafter_informed(
-        self,
-        session: DraftedSession,
-        source: int,
-        length: int,
-        now: float,
-        commit: drafter_pb2.DraftCommit | None = None,
-    ) -> None:
+    def annotate_commit(self, session: DraftedSession, commit: drafter_pb2.DraftCommit) -> None:
+        if trace := self.traces.get(session):
+            commit.traced = bool(trace.reason)
+
+    def drafter_informed(self, session: DraftedSession, source: int, length: int, now: float) -> None:
         if trace := self.traces.get(session):
             trace.await_candidates(source, length, now)
-            if commit is not None:
-                commit.traced = bool(trace.reason)
 
     def candidates_received(
         self, session: DraftedSession, source: int, candidates: types_pb2.Candidates, now: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
@@ -14,6 +15,7 @@ from gateway.requests.texts import Keep, RequestText, Texts, message_of, part_of
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.fair_shares import may_take_slot
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.multiplexed_stream import MAX_ITEM_BYTES, TOO_LARGE
 from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
@@ -43,6 +45,13 @@ class CheckedRequest:
     """Output tokens that the request and its tenant's limits allow, whatever the model's length leaves."""
 
 
+class SessionCount(NamedTuple):
+    """Sessions that a gateway has, and those that other requests may become."""
+
+    all: int = 0
+    of_tenant: int = 0
+
+
 class RequestValidator:
     def __init__(
         self,
@@ -63,13 +72,13 @@ class RequestValidator:
         self,
         request: gateway_pb2.GenerateRequest,
         tenant: Tenant,
-        running: int,
+        running: SessionCount,
         session_id: str = "",
         prompt: Sequence[int] | None = None,
         texts: Texts | None = None,
     ) -> ResolvedRequest:
-        """Resolve the request of a session; one without an id takes no part in experiments. `running`: sessions that
-        the gateway has. `prompt`: token ids of a session that was admitted before; missing drafters are no error then.
+        """Resolve the request of a session; one without an id takes no part in experiments. `running`: sessions of
+        the gateway. `prompt`: token ids of a session that was admitted before; missing drafters are no error then.
         `texts`: what the request is made from, where it does not say that itself. Raises a typed error whose sentence
         names what to change: all that costs nothing is checked before any text is encoded."""
         again = prompt is not None
@@ -113,12 +122,17 @@ class RequestValidator:
         )
 
     def _check(
-        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, running: int, *, again: bool
+        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, running: SessionCount, *, again: bool
     ) -> CheckedRequest:
         """Checks what costs nothing, and reads what needs none of the texts. `again`: the session was admitted before,
         and its request says all: defaults may be others by now, and the text goes on as it began."""
-        if running >= self._config.max_sessions:
+        if running.all >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
+        if not may_take_slot(tenant.id, running.of_tenant, running.all, self._config.max_sessions):
+            raise ResourceExhausted(
+                f"Key {tenant.name} has as many sessions as may run here beside others'; retry later.",
+                reason="SESSIONS",
+            )
         _check_labels(request)
         _check_names(request)
         model = self._router.model(request.model)
@@ -145,7 +159,7 @@ class RequestValidator:
             request.sampling.seed = change.seed
         if change.HasField("max_tokens"):
             request.max_tokens = change.max_tokens
-        resolved = await self.resolve(request, tenant, 0, prompt=prompt)
+        resolved = await self.resolve(request, tenant, SessionCount(), prompt=prompt)
         most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
             _check_edit(self._tokenizer.least_tokens(change.text), change, most)

@@ -7,7 +7,7 @@ observer does not override does nothing. None is called once per token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from gateway.request_context import RequestContext
@@ -15,7 +15,7 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.sessions.output_stream import Event
 from gateway.sessions.request_stats import RequestStats
 from slipstream.errors import UNSERVED, Aborted, Internal, SlipstreamError
-from slipstream.v1 import gateway_pb2, verifier_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 
 class SessionObserver:
@@ -30,8 +30,8 @@ class SessionObserver:
     def reopening(self) -> None:
         """The session lost its verifier and is about to be opened again."""
 
-    def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
-        """The request is about to be sent to the verifier at this address. A tracer adds its context to it."""
+    def opening(self, verifier: str, epoch: int, length: int) -> None:
+        """An Open with the first `length` tokens is about to be sent to the verifier at this address."""
 
     def arithmetic_changed(self, before: str, after: str, length: int) -> None:
         """The text goes on behind `length` tokens with another arithmetic than wrote it so far: it is neither's."""
@@ -85,6 +85,10 @@ class Observers:
     ) -> SessionObserver:
         """`from_beginning`: the session is new; one that is taken up has a past that was not observed here."""
         return SessionObserver()
+
+    def trace_context(self) -> Callable[[], types_pb2.TraceContext] | None:
+        """Makes the message with which a verifier joins the trace of the current request; None where there is none."""
+        return None
 
 
 def outcome_of(error: SlipstreamError) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from gateway.auth.tenant import Tenant, TokenReservation
 from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.texts import Texts
-from gateway.requests.validation import RequestValidator
+from gateway.requests.validation import RequestValidator, SessionCount
 from gateway.routing.router import prefix_hashes
 from gateway.sessions.arithmetic import Spans, chosen, cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.observer import RequestObserver
@@ -175,7 +176,8 @@ class SessionRegistry:
             context.config, context.router, tokenizer, context.random_bits, context.sampling_defaults
         )
         self._entries: dict[str, SessionEntry] = {}
-        self._arriving = 0
+        self._arriving: Counter[str] = Counter()
+        """Requests that may become sessions, by tenant's name."""
         """Requests that are being checked and may become an entry."""
         self._clients = 0
         """Calls of `generate` and `resume` that have not ended."""
@@ -232,8 +234,8 @@ class SessionRegistry:
         arrived_at = self._context.clock()
         self._check_open()
         session_id = self._new_id()
-        with self._arrival():
-            resolved = await self._validator.resolve(request, tenant, self._count, session_id, texts=texts)
+        with self._arrival(tenant):
+            resolved = await self._validator.resolve(request, tenant, self._count(tenant), session_id, texts=texts)
             reservation = await _reserve(tenant, resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
@@ -260,13 +262,15 @@ class SessionRegistry:
             elif await self._is_current(entry, tenant, revision):
                 entry.choose_mixed(mixed)
                 return entry.stream
-        with self._arrival():
+        with self._arrival(tenant):
             record = await self.read_record(session_id, tenant)
             self._check_vocabulary(stored_request(record, tenant))
             if record.outcome:
                 return await self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
-            resolved = await self._validator.resolve(request_of(record), tenant, self._count, session_id, prompt)
+            resolved = await self._validator.resolve(
+                request_of(record), tenant, self._count(tenant), session_id, prompt
+            )
         again = self._ownership.may_take(record) and _charged_by_resume(record, record.epoch)
         reservation = await _reserve(tenant, resolved, len(output_of(record)), again=again)
         if self._closing or self._entry_of(session_id, tenant):  # or another client came first
@@ -521,17 +525,20 @@ class SessionRegistry:
             self._clients -= 1
 
     @contextlib.contextmanager
-    def _arrival(self) -> Iterator[None]:
-        self._arriving += 1
+    def _arrival(self, tenant: Tenant) -> Iterator[None]:
+        self._arriving[tenant.name] += 1
         try:
             yield
         finally:
-            self._arriving -= 1
+            self._arriving[tenant.name] -= 1
+            if not self._arriving[tenant.name]:
+                del self._arriving[tenant.name]
 
-    @property
-    def _count(self) -> int:
-        """Sessions here, and other requests that may become one."""
-        return len(self._entries) + self._arriving - 1
+    def _count(self, tenant: Tenant) -> SessionCount:
+        """As a request of this tenant finds it that is counted as arriving itself."""
+        own = sum(entry.resolved.owner == tenant.name for entry in self._entries.values())
+        arriving = self._arriving.total() - 1
+        return SessionCount(len(self._entries) + arriving, own + self._arriving[tenant.name] - 1)
 
 
 def _finish_stream(stream: OutputStream, record: SessionRecord) -> None:

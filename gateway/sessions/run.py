@@ -88,6 +88,7 @@ class SessionRun:
         self.stats = RequestStats.of_request(resolved, context.clock, arrived_at, context.router.predicts)
         self.stats.arithmetics = self._written
         self._observer = context.observers.watch_session(self.id, resolved, self.stats, from_beginning=from_beginning)
+        self._trace_context = context.observers.trace_context()
         self._verifier: VerifierWorker | None = None
         self._verifier_session: VerifierSession | None = None
         self._opened = False
@@ -396,5 +397,7 @@ class SessionRun:
         request.key.CopyFrom(types_pb2.SessionKey(id=self.id, epoch=self._log.epoch))
         request.credit = max(1, self._config.credit_tokens - self._stream.lag)
         request.arithmetic = verifier.announced
-        self._observer.opening(verifier.address, request)
+        self._observer.opening(verifier.address, self._log.epoch, len(request.prefix.token_ids))
+        if self._trace_context is not None:
+            request.trace.CopyFrom(self._trace_context())
         return request

@@ -1,5 +1,6 @@
 """A session store with metrics: durations and failures of operations, age of the oldest one under way, and the server's
-memory. Logs when the store goes away, for what reason, and when it is back; and that it may drop sessions."""
+memory. New requests wait for a store that has just gone away. Logs when it goes away, for what reason, and when it is
+back; and that it may drop sessions."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
+from uuid import uuid4
 
 from gateway.store.session_store import SessionRecord, SessionStore, StoreMemory
 from slipstream.errors import FailedPrecondition, SlipstreamError, Unavailable
@@ -25,6 +28,8 @@ WATCH_S = 15.0
 """Seconds between two looks at the server's memory."""
 RETRY_S = 1.0
 """Seconds until a gateway that may not start without an answer asks again."""
+MOVING_S = 0.5
+"""Seconds between two tries of a request that waits."""
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +39,13 @@ Result = TypeVar("Result")
 class MeasuredStore:
     """Passes each operation on to the store behind it, and measures it."""
 
-    def __init__(self, store: SessionStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: SessionStore, clock: Callable[[], float] = time.monotonic, patience_s: float = 0.0
+    ) -> None:
+        """A request that needs the store is refused once it has been away for `patience_s`."""
         self._store = store
         self._clock = clock
+        self._patience_s = patience_s
         self._under_way: dict[int, float] = {}
         """When each operation under way began; the oldest first."""
         self._numbers = 0
@@ -46,7 +55,10 @@ class MeasuredStore:
         """Failures by operation and reason."""
         self.memory: StoreMemory | None = None
         """As of the last look; None where the store is away or has no server."""
-        self._away = False
+        self.answered = asyncio.Event()
+        """Set once the store has answered; a wrong address never does."""
+        self._away_since: float | None = None
+        """When it failed first since it answered last."""
         self._worry = ""
         """What was last logged of the server's memory."""
 
@@ -64,11 +76,14 @@ class MeasuredStore:
         try:
             await self._store.read(NO_SESSION)
         except SlipstreamError as error:
-            self._log_state(error)
+            self._note(error)
 
     async def watch(self) -> None:
-        """Greet the store, then keep `memory` up to date. Never ends."""
+        """Greet the store until it answers, then keep `memory` up to date. Never ends."""
         await self.greet()
+        while not self.answered.is_set():
+            await asyncio.sleep(RETRY_S)
+            await self.greet()
         while True:
             await self.look()
             await asyncio.sleep(WATCH_S)
@@ -96,7 +111,7 @@ class MeasuredStore:
             await asyncio.sleep(RETRY_S)
 
     async def create(self, record: SessionRecord) -> None:
-        await self._timed("create", self._store.create(record))
+        await self._patient("create", partial(self._store.create, record))
 
     async def append(self, session: str, epoch: int, start: int, tokens: Sequence[int]) -> None:
         await self._timed("append", self._store.append(session, epoch, start, tokens))
@@ -110,7 +125,8 @@ class MeasuredStore:
         await self._timed("restore", self._store.restore(record))
 
     async def takeover(self, session: str, *, force: bool = False, nonce: str = "") -> SessionRecord:
-        return await self._timed("takeover", self._store.takeover(session, force=force, nonce=nonce))
+        takeover = partial(self._store.takeover, session, force=force, nonce=nonce or uuid4().hex)
+        return await self._patient("takeover", takeover)
 
     async def renew(self, session: str, epoch: int, length: int | None = None) -> None:
         await self._timed("renew", self._store.renew(session, epoch, length))
@@ -122,13 +138,23 @@ class MeasuredStore:
         await self._timed("release", self._store.release(session, epoch, length))
 
     async def read(self, session: str, start: int = 0) -> SessionRecord:
-        return await self._timed("read", self._store.read(session, start))
+        return await self._patient("read", partial(self._store.read, session, start))
 
     async def memory_usage(self) -> StoreMemory | None:
         return await self._store.memory_usage()
 
     async def close(self) -> None:
         await self._store.close()
+
+    async def _patient(self, operation: str, execute: Callable[[], Awaitable[Result]]) -> Result:
+        """Tries again while the store has not been away for long: it may be moving to another machine."""
+        while True:
+            try:
+                return await self._timed(operation, execute())
+            except Unavailable:
+                if self._away_since is None or self._clock() - self._away_since >= self._patience_s:
+                    raise
+            await asyncio.sleep(MOVING_S)
 
     async def _timed(self, operation: str, doing: Awaitable[Result]) -> Result:
         self._numbers += 1
@@ -138,21 +164,26 @@ class MeasuredStore:
             done = await doing
         except SlipstreamError as error:
             self.errors[operation, self._reasons(error.reason)] += 1
-            self._log_state(error)
+            self._note(error)
             raise
         else:
-            self._log_state(None)
+            self._note(None)
             return done
         finally:
             del self._under_way[number]
             self.seconds.labels(operation).observe(self._clock() - began)
 
-    def _log_state(self, error: SlipstreamError | None) -> None:
-        was_away, self._away = self._away, isinstance(error, Unavailable)
-        if isinstance(error, Unavailable) and not was_away:
-            cause = str(error.__cause__ or error).partition("\n")[0][:MOST_CAUSE]
-            log.warning("the session store is away, and sessions wait or are refused: %s", cause)
-        elif was_away and not self._away:
+    def _note(self, error: SlipstreamError | None) -> None:
+        """Whether the store answered, by what an operation ended with."""
+        if isinstance(error, Unavailable):
+            if self._away_since is None:
+                self._away_since = self._clock()
+                cause = str(error.__cause__ or error).partition("\n")[0][:MOST_CAUSE]
+                log.warning("the session store is away, and sessions wait or are refused: %s", cause)
+            return
+        self.answered.set()
+        if self._away_since is not None:
+            self._away_since = None
             log.info("the session store is back")
 
 

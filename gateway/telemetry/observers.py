@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from gateway.request_context import RequestContext
@@ -9,10 +10,11 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.sessions.observer import Observers, RequestObserver, SessionObserver
 from gateway.sessions.request_stats import RequestStats
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
-from gateway.telemetry.tracing import session_trace, traced
+from gateway.telemetry.tracing import current_context, session_trace, traced
 from gateway.telemetry.trial import Trial
 from slipstream.telemetry.composite import composite
 from slipstream.telemetry.tracing import Tracing
+from slipstream.v1 import types_pb2
 
 
 class GatewayObservers(Observers):
@@ -35,3 +37,6 @@ class GatewayObservers(Observers):
         trace = session_trace(resolved.arm)
         sample = self.trial.sample(resolved.arm, session_id) if self.trial and resolved.arm and from_beginning else None
         return composite(SessionObserver, [each for each in (counting, trace, sample) if each is not None])
+
+    def trace_context(self) -> Callable[[], types_pb2.TraceContext] | None:
+        return current_context()

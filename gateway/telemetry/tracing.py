@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -244,12 +244,11 @@ class DecodeTrace(SessionObserver):
         self._sum: RoundsSum | None = None
         self._slow = SlowRounds()
 
-    def opening(self, verifier: str, request: verifier_pb2.DecodeOpen) -> None:
-        self._verifier, self._epoch, self._length = verifier, request.key.epoch, len(request.prefix.token_ids)
+    def opening(self, verifier: str, epoch: int, length: int) -> None:
+        self._verifier, self._epoch, self._length = verifier, epoch, length
         self._since_s, self._fresh = self._trace.now(), True
         where: dict[str, str | int] = {spans.ADDRESS: verifier, spans.EPOCH: self._epoch}
         self._request.add_event(spans.OPENED, where | {spans.LENGTH: self._length})
-        request.trace.CopyFrom(self._trace.context())
 
     def verifier_lost(self, error: SlipstreamError) -> None:
         what: dict[str, str | int] = {spans.ADDRESS: self._verifier, spans.EPOCH: self._epoch}
@@ -379,6 +378,12 @@ def session_trace(arm: str) -> DecodeTrace | None:
         return None
     request.set_arm(arm)
     return DecodeTrace(request)
+
+
+def current_context() -> Callable[[], types_pb2.TraceContext] | None:
+    """Makes the message with which a verifier joins the current request's trace; None where it is not traced."""
+    request = _request.get()
+    return None if request is None else request.trace.context
 
 
 def remarkable(attributes: Mapping[str, Value], seconds: float, failed: bool) -> bool:

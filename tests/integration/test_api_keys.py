@@ -437,3 +437,19 @@ async def test_whoever_tries_wrong_keys_too_often_is_told_to_wait_and_good_keys_
     assert (await (await place.stub(ALICE)).ListModels(asked)).models
     place.clock += 20.0
     assert isinstance(await failure(stranger.ListModels(asked)), Unauthenticated)
+
+
+async def test_a_key_with_most_sessions_leaves_some_to_others(place: Place) -> None:
+    """Whatever the operator allows it: other keys' requests find a session free."""
+    await place.start(max_sessions=16)
+    place.verifier.limit = 1
+    stub = await place.stub(ALICE)
+    asked = gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=20)
+    calls = [stub.Generate(asked) for _ in range(14)]
+    for call in calls:
+        await call.read()
+    refused = await failure(stub.Generate(asked))
+    assert (type(refused), refused.reason) == (ResourceExhausted, "SESSIONS")
+    theirs = (await place.stub(BOB)).Generate(asked)
+    assert await theirs.read() is not grpc.aio.EOF
+    place.verifier.limit = None

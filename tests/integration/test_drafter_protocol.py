@@ -335,6 +335,16 @@ async def test_a_full_drafter_refuses_new_sessions_and_keeps_those_it_has() -> N
         assert len(speaker.refusals) == 1
 
 
+async def test_a_tenant_with_most_of_a_drafters_sessions_leaves_some_to_others() -> None:
+    async with speaking(max_sessions=16) as speaker:
+        for number in range(1, 16):
+            await speaker.open(number, max_nodes=2, tenant="alice")
+        assert CODE[(await speaker.refused(15)).code] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await speaker.open(16, max_nodes=2, tenant="bob")
+        await until(lambda: len(speaker.tokens(16)) == 2)
+        assert len(speaker.refusals) == 1
+
+
 async def test_a_prefix_beyond_the_draft_model_is_refused(speaker: Speaker) -> None:
     engine = open_engine("emulated:")
     length = engine.model.max_length

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
@@ -309,3 +311,27 @@ async def test_sentinels_fail_over_in_the_middle_of_texts(
             there = Scene(redis.replica, Acknowledging(client, owner="reader", ttl_s=60, lease_s=60))
             for follower in followers:
                 assert await there.holds(follower)
+
+
+async def test_a_gateway_whose_store_never_answered_is_not_ready(tmp_path: Path) -> None:
+    """A wrong address replaces no gateway that works: neither health checks nor `/ready` say that it can serve."""
+    server = RedisServer(tmp_path)  # not started yet
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(verifier(open_engine(TARGET, kv_tokens=100_000)))
+        config = GatewayConfig(
+            verifiers=(target.address,), tokenizer=TOKENIZER, listen="127.0.0.1:0", http="127.0.0.1:0", store=server.url
+        )
+        gateway = await stack.enter_async_context(running(config, GatewayDependencies(random.Random(7).getrandbits)))
+        ready = asyncio.create_task(gateway.ready())
+        stack.callback(ready.cancel)
+        await until(lambda: gateway.router.ready)
+        line = await stack.enter_async_context(channel(gateway.address))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{gateway.server.http_address}"))
+        checked = health_pb2_grpc.HealthStub(line).Check
+        assert (await http.get("/ready")).status_code == 503
+        assert (await checked(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await asyncio.to_thread(server.start)
+        stack.callback(server.kill)
+        await asyncio.wait_for(ready, 20.0)
+        assert (await http.get("/ready")).status_code == 200
+        assert (await checked(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING

@@ -349,6 +349,15 @@ async def test_more_sessions_than_allowed_are_refused() -> None:
         assert (await client.decode(PROMPT, tokens=5)).token_ids == text(PROMPT, 5)
 
 
+async def test_a_tenant_with_most_sessions_leaves_some_to_others() -> None:
+    async with verifier(target("base_ms=1"), max_sessions=16) as server, gateway(server.address) as client:
+        running = [await client.open([seed, 1], tokens=4000, tenant="alice") for seed in range(14)]
+        _, refused = await client.open(PROMPT, tenant="alice")
+        assert await code(refused) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await client.decode(PROMPT, tokens=5, tenant="bob")).token_ids == text(PROMPT, 5)
+        assert not any(decoded.done.is_set() for _, decoded in running)
+
+
 # Sharing of steps.
 
 

@@ -20,7 +20,7 @@ from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
 from verifier_svc.execution.fault_isolation import FaultIsolation
-from verifier_svc.observer import StepObserver, StepReport
+from verifier_svc.observer import MessageAnnotator, StepObserver, StepReport
 from verifier_svc.round_result import RoundResult, StepTiming
 from verifier_svc.scheduling.kv_admission import KVAdmission
 from verifier_svc.scheduling.planner import Planner, StepPlan
@@ -46,6 +46,8 @@ class Scheduler:
         self._planner = planner
         self._clock = clock
         self.observer = composite(StepObserver, observers)
+        annotators = [each for each in observers if isinstance(each, MessageAnnotator)]
+        self.annotator = composite(MessageAnnotator, annotators)
         self._sessions: dict[Session, None] = {}
         self.kv_admission = KVAdmission(executor.kv, clock)
         self._arrivals = 0
@@ -64,7 +66,7 @@ class Scheduler:
         self.tokens = 0
         """Committed tokens of all sessions."""
         sources.on_candidates(self.wake)
-        sources.observe_with(tuple(observers))
+        sources.observe_with(tuple(observers), self.annotator)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -245,6 +247,7 @@ class Scheduler:
         message = result.message(self._planner.cost_s(scheduled, result.timing))
         session.found_tokens = 0
         session.top_prompt_logprobs, session.prompt_logprobs = None, {}
-        self.observer.round_reported(result, message)
+        self.observer.round_reported(result)
+        self.annotator.annotate_round(result, message)
         session.request.stream.send(message)
         self._planner.observe_round(scheduled, result.result)

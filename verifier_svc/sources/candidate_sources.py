@@ -14,7 +14,7 @@ from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.observer import StepObserver
+from verifier_svc.observer import MessageAnnotator, StepObserver
 from verifier_svc.session import DraftedSession, Session
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.shadow import ShadowDrafters
@@ -75,9 +75,9 @@ class CandidateSources:
         """`wake` is called from now on whenever candidates came: a step may be worth starting."""
         self.context.candidates_arrived = wake
 
-    def observe_with(self, observers: Sequence[StepObserver]) -> None:
-        """These observers watch from now on what is exchanged with drafters."""
-        self.context.observers = observers
+    def observe_with(self, observers: Sequence[StepObserver], annotator: MessageAnnotator) -> None:
+        """These watch, and add to, what is exchanged with drafters from now on."""
+        self.context.observers, self.context.annotator = observers, annotator
 
     async def run(self) -> None:
         """Keeps the links; cancelled when the verifier ends."""

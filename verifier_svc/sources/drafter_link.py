@@ -119,7 +119,8 @@ class DrafterLink:
         commit = drafter_pb2.DraftCommit(base_length=known, token_ids=session.tokens[known:length])
         attachment.known = length
         for observer in self._context.observers:
-            observer.drafter_informed(session, attachment.number, length, self._context.clock(), commit)
+            observer.drafter_informed(session, attachment.number, length, self._context.clock())
+        self._context.annotator.annotate_commit(session, commit)
         self._send(attachment, commit=commit)
 
     def collect(self) -> None:
@@ -265,7 +266,7 @@ class DrafterLink:
         request = self._open_request(session)
         for observer in self._context.observers:
             observer.drafter_informed(session, number, len(session.tokens), now)
-            observer.drafter_opened(session, name, request)
+        self._context.annotator.annotate_open(session, name, request)
         self._send(attachment, open=request)
         self._expect_step(attachment)
 

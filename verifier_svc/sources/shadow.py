@@ -34,7 +34,7 @@ from slipstream.tenants import PerTenant
 from slipstream.v1 import verifier_pb2
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.observer import StepObserver
+from verifier_svc.observer import MessageAnnotator, StepObserver
 from verifier_svc.round_result import RoundResult
 from verifier_svc.session import DraftedSession, Session
 
@@ -143,7 +143,7 @@ class DoubleSources(Protocol):
     def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None: ...
 
 
-class ShadowDrafters(StepObserver):
+class ShadowDrafters(StepObserver, MessageAnnotator):
     """The shadows of all sessions of a verifier. A session without any costs one dictionary lookup."""
 
     def __init__(self, sources: DoubleSources, clock: Callable[[], float]) -> None:
@@ -178,7 +178,7 @@ class ShadowDrafters(StepObserver):
                     for shadow in self._of(session):
                         shadow.look(session.draft_limit, candidate_price, self._calibrations[session.request.tenant])
 
-    def round_reported(self, result: RoundResult, message: verifier_pb2.Round) -> None:
+    def annotate_round(self, result: RoundResult, message: verifier_pb2.Round) -> None:
         """Adds the scores that the round's tokens decide."""
         if self._of_session:
             session, base = result.scheduled.session, result.scheduled.base

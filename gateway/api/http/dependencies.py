@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gateway.config import GatewayConfig
 from gateway.routing.router import Router
 from gateway.sessions.registry import SessionRegistry
+from gateway.store.measured import MeasuredStore
 from gateway.text.tokenizer import Tokenizer
 from gateway.work.tenant_work import TenantWork
 from slipstream.rpc.server import Server
@@ -24,3 +25,4 @@ class HttpDependencies:
     """The server of the same sessions over gRPC."""
     work: TenantWork
     """What must not be done on the event loop."""
+    store: MeasuredStore

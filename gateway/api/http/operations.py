@@ -27,8 +27,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> JSONResponse:
-        """200 while a verifier can serve, else 503; needs no key."""
-        return JSONResponse({"ready": parts.router.ready}, 200 if parts.router.ready else 503)
+        """200 while a verifier can serve, once the session store has answered, else 503; needs no key."""
+        serves = parts.router.ready and parts.store.answered.is_set()
+        return JSONResponse({"ready": serves}, 200 if serves else 503)
 
     @router.get("/version")
     async def version() -> dict[str, str]:

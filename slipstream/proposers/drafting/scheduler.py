@@ -89,6 +89,9 @@ class DraftScheduler:
     def __len__(self) -> int:
         return len(self._subscribers)
 
+    def sessions_of(self, tenant: str) -> int:
+        return self._tenants[tenant]
+
     def add_session(self, subscriber: Subscriber) -> None:
         self._subscribers[subscriber.session] = subscriber
         self._tenants[subscriber.session.tenant] += 1

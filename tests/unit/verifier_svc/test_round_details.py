@@ -100,11 +100,11 @@ def test_only_sessions_that_ask_have_details() -> None:
         observer.candidates_received(session, 1, candidates, 1.5)
         observer.drafter_informed(session, 1, 6, 2.0)
         told = message("model", "ngram")
-        observer.round_reported(result((0, 1), [10, 11, 7], session=session), told)
+        observer.annotate_round(result((0, 1), [10, 11, 7], session=session), told)
         assert told.bonus is asks and bool(told.drafters[0].accepted_places) is asks
         spans = [verifier_pb2.DraftSpan(drafter="model", began_us=1_500_000, ended_us=500_000, candidates=2)]
         assert list(told.drafts) == (spans if asks else [])
         observer.session_ended(session)
         again = message("model", "ngram")
-        observer.round_reported(result((0, 1), [10, 11, 7], session=session), again)
+        observer.annotate_round(result((0, 1), [10, 11, 7], session=session), again)
         assert again == message("model", "ngram")

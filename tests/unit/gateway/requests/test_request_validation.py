@@ -16,7 +16,7 @@ from gateway.auth.tenant import OPEN
 from gateway.config import GatewayConfig
 from gateway.requests import validation
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.requests.validation import RequestValidator
+from gateway.requests.validation import RequestValidator, SessionCount
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
@@ -41,7 +41,7 @@ def validator(config: GatewayConfig = CONFIG) -> RequestValidator:
 async def resolve(
     request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG
 ) -> ResolvedRequest:
-    return await validator(config).resolve(request, OPEN, running)
+    return await validator(config).resolve(request, OPEN, SessionCount(running))
 
 
 def request(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -213,7 +213,7 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
     made = await resolve(request(**fields))
     assert made.top_logprobs == logged
     stored = gateway_pb2.GenerateRequest.FromString(made.params())
-    assert await validator().resolve(stored, OPEN, 0, prompt=made.prompt) == made
+    assert await validator().resolve(stored, OPEN, SessionCount(), prompt=made.prompt) == made
 
 
 async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.fair_shares import DeficitRoundRobin, TenantDemand, fair_level
+from slipstream.fair_shares import DeficitRoundRobin, TenantDemand, fair_level, may_take_slot
 from verifier_svc.scheduling import fairness
 from verifier_svc.scheduling.fairness import PASSES, Ageing, Claim, turns
 
@@ -147,3 +147,31 @@ def test_one_that_does_not_fit_is_passed_by_a_bounded_amount_and_remembers_it() 
     assert ageing.aged("large"), "it keeps its place"
     ageing.forget("large")
     assert not ageing.aged("large")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 12), st.lists(st.booleans(), max_size=200))
+def test_however_often_one_tenant_asks_others_find_an_eighth_of_the_slots(eighth: int, asking: list[bool]) -> None:
+    slots, held = 8 * eighth, {"greedy": 0, "other": 0}
+    for other in asking + [True] * eighth:
+        tenant = "other" if other else "greedy"
+        if held["other"] == eighth:
+            break
+        taken = may_take_slot(tenant, held[tenant], sum(held.values()), slots)
+        assert taken or tenant == "greedy"
+        held[tenant] += taken
+
+
+@pytest.mark.parametrize(
+    ("slots", "alone", "each_of_two"), [(1, 1, 1), (7, 7, 4), (8, 7, 4), (64, 56, 30), (1024, 896, 478)]
+)
+def test_a_tenant_alone_gets_most_slots_and_two_get_equal_ones(slots: int, alone: int, each_of_two: int) -> None:
+    def taken(tenants: str) -> int:
+        held = dict.fromkeys(tenants, 0)
+        for _ in range(slots):
+            for tenant in tenants:
+                held[tenant] += may_take_slot(tenant, held[tenant], sum(held.values()), slots)
+        return held[tenants[0]]
+
+    assert (taken("a"), taken("ab")) == (alone, each_of_two)
+    assert sum(may_take_slot("", used, used, slots) for used in range(slots + 1)) == slots
