@@ -23,6 +23,7 @@ from benchmarks.tracing import collector
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint, sampled_parent
+from slipstream.telemetry.spans import UNSENT_PARENT
 from slipstream.v1 import gateway_pb2
 
 TARGET = "emulated:vocabulary=512&base_ms=20"
@@ -55,14 +56,14 @@ class System:
         return Block(cpu_ms, statistics.median(1e3 * (each.tpot_s or 0.0) for each in done))
 
     async def _ask(self, number: int, traced: bool) -> Completion:
-        parent = sampled_parent() if traced else ""
+        named = (sampled_parent(), UNSENT_PARENT) if traced else ("", "")
         request = gateway_pb2.GenerateRequest(
             prompt_token_ids=gateway_pb2.TokenIds(token_ids=[number, 8, 9]),
             max_tokens=TOKENS,
             ignore_eos=True,
             sampling=gateway_pb2.SamplingOptions(temperature=0.0),
         )
-        async with GatewayEndpoint(self.address, traceparent=parent).channel() as line:
+        async with GatewayEndpoint(self.address, traceparent=named[0], tracestate=named[1]).channel() as line:
             completion = await complete(line, request)
         assert bool(completion.trace_id) == traced
         return completion

@@ -74,7 +74,9 @@ class DraftTrace(DraftSessionObserver):
         self._begin(len(session.tokens))
 
     def step_ended(self, began_s: float, ended_s: float, proposed: int, sent: int) -> None:
-        self._round.note(max(began_s, self._since_s), ended_s)
+        """Of a step that a commit came into, the part behind it counts: the rest stands in no span."""
+        began_s, ended_s = max(began_s, self._since_s), max(ended_s, self._since_s)
+        self._round.note(began_s, ended_s)
         self._round.passes += 1
         self._round.drafted += proposed
         self._round.computing_s += ended_s - began_s

@@ -32,6 +32,9 @@ class StepObserver:
     def session_opened(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
         """A session was accepted and is not yet open on any drafter."""
 
+    def session_closed(self, session: Session, length: int) -> None:
+        """The gateway closed the session, of which it has received `length` tokens; 0: it does not say."""
+
     def session_ended(self, session: Session) -> None:
         """Nothing follows for this session: its last round was reported."""
 

@@ -215,6 +215,7 @@ class GatewayStream:
             session.add_credit(command.credit.tokens)
             self._service.scheduler.wake()
         elif kind == "close":
+            self._service.scheduler.observer.session_closed(session, command.close.length)
             self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_CANCELLED)
         else:
             raise InvalidArgument("the command is empty; send open, attach, credit or close.")

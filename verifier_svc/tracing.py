@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from opentelemetry.trace import SpanContext
 
 from slipstream.telemetry import spans
-from slipstream.telemetry.segments import RoundChooser
+from slipstream.telemetry.segments import REASONS, RoundChooser
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
@@ -19,6 +20,8 @@ from verifier_svc.round_result import RoundResult, StepTiming
 from verifier_svc.session import DraftedSession, Session
 
 MAX_AWAITED_DRAFTERS = 64
+MOST_UNDER_WAY = 256
+"""Most rounds of a session that are remembered because its gateway may not have received them."""
 RoundReason = types_pb2.RoundReason
 
 
@@ -35,6 +38,10 @@ class VerifierTracing(StepObserver, MessageAnnotator):
         trace = self._tracing.join(request.trace)
         if trace is not None:
             self.traces[session] = VerifyTrace(trace, trace.now())
+
+    def session_closed(self, session: Session, length: int) -> None:
+        if length and (trace := self.traces.get(session)):
+            trace.close(length)
 
     def session_ended(self, session: Session) -> None:
         if trace := self.traces.pop(session, None):
@@ -192,6 +199,10 @@ class VerifyTrace:
         """Committed lengths before the rounds that have spans of their own."""
         self._sum: VerifySum | None = None
         self._round: tuple[tuple[int, int], SpanContext] | None = None
+        self._under_way: deque[tuple[ScheduledSequence, StepTiming]] = deque(maxlen=MOST_UNDER_WAY)
+        """Rounds with spans of their own, which the gateway may not have received."""
+        self._received: int | None = None
+        """Tokens that the gateway had when it closed the session."""
 
     def await_candidates(self, source: int, length: int, now: float) -> None:
         self._awaited[source] = length, now
@@ -254,7 +265,27 @@ class VerifyTrace:
             self._add_to_sum(scheduled, timing, attributes, links)
         if self.reason:
             self._emit_verify(timing, attributes, result.step_number, self.round_context(scheduled), links)
+            self._under_way.append((scheduled, timing))
+            self._emit_unreceived()
         return self.trace.at(timing.ended)
+
+    def close(self, length: int) -> None:
+        """The gateway has received `length` tokens, and closed the session."""
+        self._received = length
+        self._emit_unreceived()
+
+    def _emit_unreceived(self) -> None:
+        """Emits the `round` of what no gateway will: spans of this verifier and of drafters refer to it."""
+        if self._received is None:
+            return
+        while self._under_way:
+            scheduled, timing = self._under_way.popleft()
+            if scheduled.base > self._received:
+                epoch = scheduled.session.request.epoch
+                attributes: dict[str, Value] = {spans.EPOCH: epoch, spans.LENGTH: scheduled.base}
+                attributes |= {spans.DISCARDED: True, spans.BECAUSE: REASONS[types_pb2.ROUND_REASON_FAILED]}
+                context = self.trace.round(epoch, scheduled.base)
+                self.trace.emit(Span(spans.ROUND, timing.started, timing.ended, attributes, context))
 
     def emit_sum(self) -> None:
         """Emits the span of the segment whose rounds came last."""
@@ -313,10 +344,10 @@ class VerifyTrace:
         parent: SpanContext | None = None,
         links: Sequence[SpanContext] = (),
     ) -> None:
-        step_span = self.trace.tracing.step(step_number)
-        self.trace.emit(
-            Span(spans.VERIFY, timing.started, timing.ended, attributes, parent=parent, links=(step_span, *links))
-        )
+        """The step's facts stand here: its own span is in another trace, which a collector mostly drops."""
+        attributes[spans.STEP_NUMBER] = step_number
+        attributes[spans.SESSIONS], attributes[spans.TOKENS] = timing.sessions, timing.tokens
+        self.trace.emit(Span(spans.VERIFY, timing.started, timing.ended, attributes, parent=parent, links=links))
 
     def _emit_prefill(self, scheduled: ScheduledSequence, timing: StepTiming) -> None:
         """The last prefill step also decides the first token, so it is part of a round as well."""

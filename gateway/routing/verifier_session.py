@@ -78,6 +78,11 @@ class VerifierSession:
         breaks again at the same position, since its tokens depend on nothing else, and then before its first round."""
         return not self._progressed and self._received.end is None
 
+    @property
+    def undone(self) -> list[verifier_pb2.Round]:
+        """Rounds that were received and not taken yet."""
+        return self._received.rounds
+
     def add_credit(self, tokens: int) -> None:
         """Let the verifier generate so many more tokens: a client took as many."""
         self._credit += tokens
@@ -88,7 +93,7 @@ class VerifierSession:
         self._send_command(verifier_pb2.DecodeCommand(attach=verifier_pb2.DecodeAttach(drafters=drafters)))
 
     def close(self) -> None:
-        self._send_command(verifier_pb2.DecodeCommand(close=verifier_pb2.DecodeClose()))
+        self._send_command(verifier_pb2.DecodeCommand(close=verifier_pb2.DecodeClose(length=self._length)))
 
     async def take_received(self) -> Received:
         """Everything received since the last call; waits until there is something."""

@@ -49,8 +49,9 @@ class SessionObserver:
 
     def verifier_lost(self, error: SlipstreamError) -> None: ...
 
-    def verifier_left(self, *, complete: bool) -> None:
-        """The session is closed on its verifier; `complete`: its text is all there."""
+    def verifier_left(self, undone: Sequence[verifier_pb2.Round], *, complete: bool) -> None:
+        """The session is closed on its verifier; `undone`: rounds that were received and not written to the log;
+        `complete`: its text is all there."""
 
     def session_finished(self, finished: gateway_pb2.Finished, occupancy: float) -> None:
         """The session ended with this outcome. `occupancy`: see DrafterAssignment."""

@@ -366,7 +366,7 @@ class SessionRun:
             self._router.affinity.note(self._prefixes(), self._verifier)
         if self._verifier_session is not None:
             self._verifier_session.close()
-            self._observer.verifier_left(complete=bool(self._completed()))
+            self._observer.verifier_left(self._verifier_session.undone, complete=bool(self._completed()))
         self._verifier_session = self._verifier = None
         self._life.enter(SessionState.WAITING)
 

@@ -275,15 +275,22 @@ class DecodeTrace(SessionObserver):
             reason = error.reason if isinstance(error, SlipstreamError) else type(error).__name__
         self._emit_commit(rounds, self._commit_began_s, reason)
 
-    def verifier_left(self, *, complete: bool) -> None:
+    def verifier_left(self, undone: Sequence[verifier_pb2.Round], *, complete: bool) -> None:
         self._emit_sum()
         if complete:
             return
-        # In the middle of a round.
+        for done in undone:
+            self._discard_round(self._trace.moment(done.ended_unix_nano) if done.ended_unix_nano else self._since_s)
+            self._length = done.base_length + len(done.token_ids)
+        self._discard_round(self._trace.now())  # in the middle of which it was left
+
+    def _discard_round(self, ended_s: float) -> None:
+        """Emits the span of a round that nobody is shown: those of workers refer to it."""
         attributes: dict[str, Value] = {spans.INDEX: self._rounds, spans.EPOCH: self._epoch, spans.LENGTH: self._length}
         attributes |= {spans.DISCARDED: True, spans.BECAUSE: REASONS[types_pb2.ROUND_REASON_FAILED]}
         context = self._trace.round(self._epoch, self._length)
-        self._trace.emit(Span(spans.ROUND, self._since_s, self._trace.now(), attributes, context))
+        self._trace.emit(Span(spans.ROUND, min(self._since_s, ended_s), ended_s, attributes, context))
+        self._rounds, self._since_s = self._rounds + 1, ended_s
 
     def _emit_commit(self, rounds: Sequence[verifier_pb2.Round], began_s: float, error: str | None) -> None:
         ended_s = self._trace.now()

@@ -33,7 +33,6 @@ from slipstream.cli.options import (
     explained,
 )
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import sampled_parent
 from slipstream.client.options import GenerateOptions, RollbackOptions
 from slipstream.client.sync_client import Stream
 from slipstream.speculation.sampling_params import ACCEPTANCE_RULES, DEPRECATED_RULES
@@ -143,8 +142,7 @@ def generate(
     if completion.logprobs is not None and not as_json:
         raise typer.BadParameter("--logprobs needs --json.")
     options = completion.asked()
-    parent = sampled_parent() if trace else ""
-    with explained("generate"), connection.client(traceparent=parent) as client:
+    with explained("generate"), connection.client(trace=trace) as client:
         stream = client.stream(prompt, **options)
         try:
             print_stream(stream, as_json)

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.client.async_client import LOCAL
+from slipstream.client.async_client import LOCAL, ClientOptions
 from slipstream.client.client import RetrySettings
-from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.client.gateway_endpoint import GatewayEndpoint, sampled_parent
 from slipstream.client.sync_client import Client
 from slipstream.errors import SlipstreamError
+from slipstream.telemetry.spans import UNSENT_PARENT
 
 INSTALL_ALL = "the client alone does without; run: pip install 'slipstream-serve[gateway,drafter,verifier]'"
 CONNECTION, SAMPLING, SPECULATION, FORMAT = "Connection", "Sampling", "Speculation", "Output format"
@@ -93,10 +94,13 @@ class Connection:
     tls: Tls = False
     ca: Ca = ""
 
-    def client(self, *, traceparent: str = "", resume_s: float = 30.0) -> Client:
+    def client(self, *, trace: bool = False, resume_s: float = 30.0) -> Client:
+        """`trace`: requests are traced where the gateway lets clients ask for that."""
         retry = RetrySettings(resume_s=resume_s, begin_anywhere=True)
-        gateways = self.server or [LOCAL]
-        return Client(gateways, api_key=self.api_key, tls=self.tls, ca=self.ca, traceparent=traceparent, retry=retry)
+        options: ClientOptions = {"api_key": self.api_key, "tls": self.tls, "ca": self.ca, "retry": retry}
+        if trace:  # this process sends no span: what it names as the parent would be missing in the trace
+            options |= {"traceparent": sampled_parent(), "tracestate": UNSENT_PARENT}
+        return Client(self.server or [LOCAL], **options)
 
     def endpoints(self) -> list[GatewayEndpoint]:
         return [GatewayEndpoint(server, self.api_key, self.tls, self.ca) for server in self.server or [LOCAL]]

@@ -6,15 +6,23 @@ import io
 import json
 import re
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slipstream.cli.options import explained
-from slipstream.telemetry.trace_reader import ReadSpan, read_spans, trace_from_folder, trace_from_jaeger
+from slipstream.errors import NotFound
+from slipstream.telemetry.trace_reader import Document, ReadSpan, read_spans, trace_from_folder, trace_from_jaeger
 
+WAIT_S = 0.5
+"""Seconds between two looks for a trace."""
+WIDE, PIPE_WIDTH = 1000, 240
+"""Characters of a line with --wide, and where there is no terminal."""
 PICTURE_WIDTH = 150
 """Characters of a line in a picture."""
 
@@ -23,8 +31,19 @@ def trace(
     what: Annotated[
         list[str], typer.Argument(metavar="[export] ID", help="Trace id, as `slipstream generate --trace` printed it.")
     ],
-    traces: Annotated[Path, typer.Option(help="Folder that `slipstream serve --traces` writes to.")] = Path("traces"),
-    jaeger: Annotated[str, typer.Option(help="Read from Jaeger at http://HOST:16686 instead.")] = "",
+    traces: Annotated[
+        Path, typer.Option(envvar="SLIPSTREAM_TRACES", help="Folder that `slipstream serve --traces` writes to.")
+    ] = Path("traces"),
+    jaeger: Annotated[
+        str, typer.Option(envvar="SLIPSTREAM_JAEGER", help="Read from Jaeger at http://HOST:16686 instead.")
+    ] = "",
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Seconds to wait for the trace; a collector that samples at the tail takes a minute and more."
+        ),
+    ] = 5.0,
+    wide: Annotated[bool, typer.Option("--wide", help="Cut nothing off, however long lines get.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write the waterfall to this file as a picture as well.")] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to show, as FIRST-LAST or one number.")] = "",
     as_json: Annotated[
@@ -39,12 +58,33 @@ def trace(
     if words and chosen is not None:
         raise typer.BadParameter("an export holds the whole trace; --rounds is for the waterfall.")
     with explained("trace"):
-        document = trace_from_jaeger(jaeger, trace_id) if jaeger else trace_from_folder(traces, trace_id)
-        typer.echo(json.dumps(document)) if words else show(list(read_spans(document)), chosen, svg, as_json)
+        find = partial(trace_from_jaeger, jaeger) if jaeger else partial(trace_from_folder, traces)
+        document = _awaited(find, trace_id, wait_s)
+        width = WIDE if wide else None
+        typer.echo(json.dumps(document)) if words else show(list(read_spans(document)), chosen, svg, as_json, width)
 
 
-def show(spans: list[ReadSpan], rounds: range | None, svg: Path | None, as_json: bool) -> None:
-    """Prints the spans of these rounds, and draws them into `svg`. Raises NotFound where there are none."""
+def _awaited(find: Callable[[str], Document], trace_id: str, wait_s: float) -> Document:
+    """The trace, once the request's own span is in it, which is sent last; after `wait_s` what there is. Raises what
+    `find` raises."""
+    until = time.monotonic() + wait_s
+    while True:
+        over = time.monotonic() >= until
+        try:
+            document = find(trace_id)
+            if over or any(span.kind == "server" for span in read_spans(document)):
+                return document
+        except NotFound:
+            if over:
+                raise
+        time.sleep(WAIT_S)
+
+
+def show(
+    spans: list[ReadSpan], rounds: range | None, svg: Path | None, as_json: bool, width: int | None = None
+) -> None:
+    """Prints the spans of these rounds, `width` characters wide (None: the terminal's width), and draws them into
+    `svg`. Raises NotFound where there are none."""
     from rich.console import Console
 
     from slipstream.telemetry.waterfall import shown_spans, waterfall
@@ -53,7 +93,7 @@ def show(spans: list[ReadSpan], rounds: range | None, svg: Path | None, as_json:
         shown = [{"depth": depth} | asdict(span) for depth, span in shown_spans(spans, rounds)]
         typer.echo(json.dumps({"trace_id": spans[0].trace_id, "spans": shown}))
     # A file or a pipe has no width: nothing is cut off there.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console = Console(highlight=False, width=width or (None if sys.stdout.isatty() else PIPE_WIDTH))
     if not as_json:
         console.print(waterfall(spans, rounds, console.width))
     if svg is not None:

@@ -47,6 +47,8 @@ class ClientOptions(TypedDict, total=False):
     """PEM file of the CA that signed the gateway's certificate; implies `tls`. Default: SLIPSTREAM_CA."""
     traceparent: str
     """W3C trace context that requests belong to."""
+    tracestate: str
+    """W3C trace state beside it."""
     retry: RetrySettings
 
 
@@ -137,7 +139,8 @@ class AsyncClient:
         environ, tls = os.environ.get, options.get("tls", False)
         key = options.get("api_key", environ("SLIPSTREAM_API_KEY", ""))
         ca, parent = options.get("ca", environ("SLIPSTREAM_CA", "")), options.get("traceparent", "")
-        self._endpoints = [GatewayEndpoint(address, key, tls, ca, parent) for address in addresses]
+        state = options.get("tracestate", "")
+        self._endpoints = [GatewayEndpoint(address, key, tls, ca, parent, state) for address in addresses]
         self._retry = options.get("retry") or RetrySettings(begin_anywhere=True)
         self._channels: list[grpc.aio.Channel] = []
         self._streams: WeakSet[AsyncStream] = WeakSet()

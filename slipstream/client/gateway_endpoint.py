@@ -37,6 +37,8 @@ class GatewayEndpoint:
     """PEM file of the CA of the gateway's certificate; empty: the system's CAs. Implies TLS."""
     traceparent: str = ""
     """W3C trace context of the span that requests belong to; empty for none."""
+    tracestate: str = ""
+    """W3C trace state beside it."""
     server_name: str = field(default_factory=lambda: os.environ.get(SERVER_NAME, ""))
     """The name in the gateway's certificate where the address has another: a forwarded port, a balancer's IP address.
     Empty: the address's own."""
@@ -46,7 +48,11 @@ class GatewayEndpoint:
         key would be sent in plaintext to another machine."""
         if not (self.key.isascii() and self.key.isprintable()):
             raise InvalidArgument("an API key is one line of ASCII; give it as `slipstream key` printed it.")
-        metadata = {"authorization": f"Bearer {self.key}" if self.key else "", "traceparent": self.traceparent}
+        metadata = {
+            "authorization": f"Bearer {self.key}" if self.key else "",
+            "traceparent": self.traceparent,
+            "tracestate": self.tracestate,
+        }
         interceptors = _adding(tuple((name, value) for name, value in metadata.items() if value))
         if self.tls or self.ca:
             credentials = grpc.ssl_channel_credentials(self._authorities())
@@ -74,7 +80,8 @@ def is_local(address: str) -> bool:
 
 
 def sampled_parent() -> str:
-    """A random `traceparent` with the sampled flag, which requests a trace."""
+    """A random `traceparent` with the sampled flag, which requests a trace. The state `spans.UNSENT_PARENT` goes with
+    it."""
     return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
 
 

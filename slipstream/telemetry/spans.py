@@ -24,6 +24,9 @@ DRAFT_SUM = "draft rounds"
 # A verifier's pass over many sessions: a trace of its own.
 STEP = "step"
 
+UNSENT_PARENT = "slipstream=unsent"
+"""The `tracestate` of a client that names a parent, because a `traceparent` has one, and sends no spans."""
+
 TEXT_COMPLETION = "text_completion"
 PROVIDER_NAME = "slipstream"
 
@@ -77,6 +80,7 @@ DROPPED = "slipstream.dropped"
 DISCARDED = "slipstream.discarded"
 PASSES = "slipstream.passes"
 SESSIONS = "slipstream.sessions"
+STEP_NUMBER = "slipstream.step"
 MISSES = "slipstream.misses"
 BY_DRAFTER = "slipstream.accepted_by_drafter"
 SLOWEST = "slipstream.slowest_s"
@@ -104,7 +108,9 @@ SPANS: dict[str, frozenset[str]] = {
         | {WAIT, QUEUE, BUBBLE, COMPUTE, WIRE, COMMITTING}
     ),
     DRAFT: frozenset({DRAFTER, EPOCH, LENGTH, PASSES, DRAFTED, TOLD, BYTES, DROPPED, DISCARDED, COMPUTE}),
-    VERIFY: frozenset({DRAFTED, ACCEPTED, DEPTH, BUDGET, FRAMES, BYTES, WIRE, DISCARDED}),
+    VERIFY: frozenset(
+        {DRAFTED, ACCEPTED, DEPTH, BUDGET, FRAMES, BYTES, WIRE, DISCARDED, STEP_NUMBER, SESSIONS, TOKENS}
+    ),
     COMMIT: frozenset({ROUNDS, TOKENS, ERROR}),
     ROUNDS_SUM: frozenset(
         {INDEX, ROUNDS, EPOCH, LENGTH, TOKENS, DRAFTED, ACCEPTED, MISSES, BY_DRAFTER, SLOWEST}

@@ -65,7 +65,11 @@ def trace_from_folder(folder: Path, trace_id: str) -> Document:
         for resource in _only(json.loads(line), trace_id)
     ]
     if not found:
-        raise NotFound(f"no trace {trace_id} is in {folder}.", reason="NO_TRACE")
+        raise NotFound(
+            f"no trace {trace_id} is in {folder}; name the folder of `serve --traces` with --traces or in "
+            "SLIPSTREAM_TRACES, or a Jaeger with --jaeger or in SLIPSTREAM_JAEGER.",
+            reason="NO_TRACE",
+        )
     return {"resourceSpans": found}
 
 
@@ -79,7 +83,11 @@ def trace_from_jaeger(url: str, trace_id: str) -> Document:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 404:
-            raise NotFound(f"{url} has no trace {trace_id}.", reason="NO_TRACE") from error
+            raise NotFound(
+                f"{url} has no trace {trace_id}; a collector that samples at the tail sends it a minute later: "
+                "try --wait-s 90.",
+                reason="NO_TRACE",
+            ) from error
         raise Unavailable(f"{url} answered with {error.code}; is it a Jaeger?") from error
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise Unavailable(f"{url} does not answer as a Jaeger does: {error}.") from error

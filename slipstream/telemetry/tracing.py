@@ -25,6 +25,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from slipstream.telemetry.segments import SEGMENT_TOKENS
+from slipstream.telemetry.spans import UNSENT_PARENT
 from slipstream.v1 import types_pb2
 from slipstream.version import running_version
 
@@ -103,7 +104,8 @@ class Tracing:
         self._steps = random.getrandbits(64) << 64
 
     def begin(self, name: str, carrier: Mapping[str, str]) -> Trace | None:
-        """The trace of a request: the client's own if it sent a `traceparent`. None where tracing is off."""
+        """The trace of a request: the client's own if it sent a `traceparent`. None where tracing is off. A client that
+        sends no spans says so in its `tracestate`: then its trace begins here, and misses no parent."""
         if self.sampler is ALWAYS_OFF:
             return None
         context = TraceContextTextMapPropagator().extract(carrier)
@@ -114,9 +116,8 @@ class Tracing:
         sampled = decision is Decision.RECORD_AND_SAMPLE
         root = SpanContext(trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
         asked = parent.is_valid and parent.trace_flags.sampled and isinstance(self.sampler, ParentBased)
-        return Trace(
-            self, root, self._offset_ns(), parent if parent.is_valid else None, asked, sampled, self.segment_tokens
-        )
+        sent = parent.is_valid and UNSENT_PARENT not in parent.trace_state.to_header()
+        return Trace(self, root, self._offset_ns(), parent if sent else None, asked, sampled, self.segment_tokens)
 
     def join(self, context: types_pb2.TraceContext) -> Trace | None:
         """The trace of a peer's message; None for a message without a valid one."""

@@ -125,8 +125,13 @@ def _bar(span: ReadSpan, first: int, last: int, width: int) -> str:
 def _notes(span: ReadSpan) -> str:
     summed = span.name in (spans.GENERATE, spans.RESUME, spans.ROUNDS_SUM)
     shown = dict.fromkeys((*TIMES, *NOTED) if summed else NOTED)
-    notes = [f"{key.partition('.')[2]} {value}" for key in shown if (value := _readable(key, span.attributes.get(key)))]
+    notes = [f"{_label(key)} {value}" for key in shown if (value := _readable(key, span.attributes.get(key)))]
     return ", ".join([*notes, *(event.name for event in span.events if event.name != spans.OPENED)])
+
+
+def _label(key: str) -> str:
+    """A value has its unit beside it."""
+    return key.partition(".")[2].removesuffix("_s")
 
 
 def _readable(key: str, value: object) -> str:

@@ -133,8 +133,10 @@ class DecodeCredit(_message.Message):
     def __init__(self, tokens: _Optional[int] = ...) -> None: ...
 
 class DecodeClose(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("length",)
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    def __init__(self, length: _Optional[int] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ("rounds", "drafter_events", "ends")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,16 @@ from slipstream.telemetry import spans
 from slipstream.telemetry.trace_reader import ReadSpan, read_spans, trace_from_folder
 from tests.e2e.conftest import MOST_TRIES
 
+NOTE = "x" * 300
+SPAN = {
+    "traceId": "ab" * 16,
+    "spanId": "cd" * 8,
+    "name": "generate",
+    "kind": "SPAN_KIND_SERVER",
+    "startTimeUnixNano": "1000",
+    "endTimeUnixNano": "5000",
+    "attributes": [{"key": "error.type", "value": {"stringValue": NOTE}}],
+}
 SENT_S = 10.0
 """Seconds in which processes have written their spans, however busy the machine is; with MOST_TRIES a bound."""
 EVERY = set(spans.SPANS) - {spans.RESUME, spans.STEP, spans.DRAFT}
@@ -58,7 +69,9 @@ def test_a_request_is_traced_if_its_client_wants_it(server: str, traces: Path) -
     assert {span.service for span in trace} == set(spans.SERVICES)
     assert "def f(" not in "".join(path.read_text() for path in traces.iterdir())
     assert sum(span.attributes[spans.TOKENS] for span in trace if span.name == spans.ROUNDS_SUM) == 12
-    printed = CliRunner().invoke(app, ["trace", trace_id, "--traces", str(traces)])
+    [root] = [span for span in trace if span.name == spans.GENERATE]
+    assert not root.parent_id  # the command sends no span that could be missing
+    printed = CliRunner().invoke(app, ["trace", trace_id], env={"SLIPSTREAM_TRACES": str(traces)})
     assert all(
         name in printed.output
         for name in ("text_completion", "prefill", "rounds 0-", "draft rounds", "verify", "commit")
@@ -69,3 +82,13 @@ def test_a_request_that_is_refused_is_traced_too(server: str) -> None:
     done = CliRunner().invoke(app, ["generate", "x", "--server", server, "--drafter", "nobody", "--trace"])
     assert done.exit_code == 1
     assert "NO_DRAFTER" in done.stderr and "slipstream trace " in done.stderr
+
+
+def test_a_trace_that_is_on_its_way_is_waited_for(tmp_path: Path) -> None:
+    line = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}) + "\n"
+    late = threading.Timer(1.0, lambda: (tmp_path / "late.jsonl").write_text(line))
+    late.start()
+    command = ["trace", SPAN["traceId"], "--traces", str(tmp_path), "--wait-s"]
+    assert CliRunner().invoke(app, [*command, "0"]).exit_code == 1
+    printed = CliRunner().invoke(app, [*command, "30", "--wide"])
+    assert printed.exit_code == 0 and NOTE in printed.output

@@ -53,7 +53,9 @@ def test_jaegers_page_is_for_this_machine_alone_unless_a_container_says_otherwis
 
 
 def test_the_collector_sends_to_a_port_that_jaeger_listens_on() -> None:
-    [(_, port)] = [configuration("otel/collector.yaml")["exporters"]["otlp"]["endpoint"].rstrip("}").rsplit(":", 1)]
+    [(_, port)] = [
+        configuration("otel/collector.yaml")["exporters"]["otlp_grpc"]["endpoint"].rstrip("}").rsplit(":", 1)
+    ]
     assert configuration("jaeger/jaeger.yaml")["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].endswith(port)
 
 

@@ -157,6 +157,12 @@ def test_the_trace_that_a_client_names_is_no_say(monkeypatch: pytest.MonkeyPatch
     assert not begun(Tracing("a", []), {"traceparent": f"00-{'ab' * 8}{'00' * 8}-{'cd' * 8}-01"}).sampled
 
 
+@pytest.mark.parametrize(("state", "missing"), [("slipstream=unsent", False), ("", True), ("other=unsent", True)])
+def test_a_trace_whose_client_sends_no_spans_misses_no_parent(state: str, missing: bool) -> None:
+    trace = begun(Tracing("a", []), {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": state})
+    assert (trace.id, trace.asked, trace.parent is not None) == ("ab" * 16, True, missing)
+
+
 @pytest.mark.parametrize("value", ["", "00-zz-1-01", f"00-{'00' * 16}-{'cd' * 8}-01", "x" * 10_000])
 def test_a_bad_traceparent_begins_a_trace_of_its_own(value: str) -> None:
     assert begun(Tracing("a", []), {"traceparent": value}).parent is None

@@ -62,7 +62,7 @@ def test_the_waterfall_stands_in_order_of_time_parents_first() -> None:
         (4, "verify", "40.0"),
         (0, "verify", "90.0"),  # whose round never came
     ]
-    assert rows[4].endswith("drafted 4, accepted 2, wire_s 3.1 ms")
+    assert rows[4].endswith("drafted 4, accepted 2, wire 3.1 ms")
     assert rows[3].endswith("discarded true")
     assert rows[2].endswith("miss diverged")
     assert rows[0].endswith("drafter.lost")
