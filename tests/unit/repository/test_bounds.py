@@ -56,6 +56,7 @@ CONTAINER_ROWS: dict[tuple[str, str], Row] = {
     ("verifier_svc/constraints.py", "deque"): (1, "masks of one session", "by the nodes of its tree"),
     ("verifier_svc/estimators/calibration.py", "OrderedDict"): (1, "tables by tenant", "MOST_TENANTS, the eldest goes"),
     ("verifier_svc/hidden_feed.py", "deque"): (1, "rows of one session", "1 GiB in all, the largest loses its oldest"),
+    ("verifier_svc/tracing.py", "deque"): (1, "rounds of one traced session", "MOST_UNDER_WAY"),
     ("verifier_svc/scheduling/planner.py", "PerTenant"): (1, "acceptance", "one value each, 256 tenants"),
     ("verifier_svc/sources/shadow.py", "PerTenant"): (1, "figures of shadows", "one value each, 256 tenants"),
     ("verifier_svc/wait_policy/wait_policy.py", "PerTenant"): (1, "acceptance", "one value each, 256 tenants"),
