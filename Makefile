@@ -140,12 +140,14 @@ REGISTRY ?= slipstream
 BUILD ?=
 CUDA ?=
 PUSH ?=
-images: ## Build the three roles' container images (ENGINE=docker|podman, REGISTRY, VERSION, CUDA=cu130, PUSH=1)
-	set -e; for role in gateway drafter verifier; do \
-		image=$(REGISTRY)/$$role:$(VERSION); args="$(BUILD)"; \
-		if test -n "$(CUDA)" && test $$role != gateway; then \
-			image=$$image-cuda; args="$$args --build-arg TORCH_INDEX=https://download.pytorch.org/whl/$(CUDA)"; \
-		fi; \
+# With CUDA: workers for GPUs, and the verifier on vLLM beside the one on the embedded engine.
+images: ## Build the roles' container images (ENGINE=docker|podman, REGISTRY, VERSION, CUDA=cu130, PUSH=1)
+	set -e; for role in gateway drafter-lookup drafter verifier $(if $(CUDA),verifier-vllm); do \
+		image=$(REGISTRY)/$$role:$(VERSION); \
+		args="--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || true) $(BUILD)"; \
+		case $(CUDA):$$role in cu*:drafter | cu*:verifier) \
+			image=$$image-cuda; args="$$args --build-arg TORCH_INDEX=https://download.pytorch.org/whl/$(CUDA)";; \
+		esac; \
 		$(ENGINE) build $$args --target $$role -t $$image -f docker/Dockerfile .; \
 		test -z "$(PUSH)" || $(ENGINE) push $$image; \
 	done

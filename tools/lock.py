@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-EXTRAS = ("gateway", "drafter", "verifier", "quantised", "gguf")
+EXTRAS = ("gateway", "lookup", "drafter", "verifier", "quantised", "gguf")
 HEADS = {
     "": "# What images are built of: the versions that were tested. Made by `python -m tools.lock`.",
     "cuda": "# CUDA's libraries in images with GPUs, beside constraints.txt. Made by `python -m tools.lock cuda`.",

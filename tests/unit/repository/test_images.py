@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -82,7 +83,7 @@ def test_a_role_runs_without_root_and_hears_signals_itself(role: str) -> None:
 def test_images_for_gpus_alone_have_a_compiler() -> None:
     """Triton needs one at the first kernel that it launches."""
     found = stages(DOCKERFILE)
-    assert [name for name in found if "apt-get" in found[name]] == ["sources", "worker"]  # the first is in no image
+    assert [name for name in found if "apt-get" in found[name]] == ["wheel", "worker"]  # the first is in no image
     (command,) = re.findall(r"^RUN (case .*? esac)$", found["worker"], re.MULTILINE | re.DOTALL)
     for index, installs in (("whl/cpu", False), ("whl/cu130", True)):
         script = f"apt-get() {{ echo $*; }}; rm() {{ :; }}\n{command}"
@@ -92,10 +93,43 @@ def test_images_for_gpus_alone_have_a_compiler() -> None:
         assert ("gcc" in asked.stdout) is installs
 
 
-def test_the_gateways_image_is_made_without_torch() -> None:
+@pytest.mark.parametrize(("image", "venv"), [("gateway", "gateway-venv"), ("drafter-lookup", "lookup-venv")])
+def test_images_of_roles_without_a_model_are_made_without_torch(image: str, venv: str) -> None:
     found = stages(DOCKERFILE)
-    assert "--from=gateway-venv" in found["gateway"] and "--from=worker-venv" not in found["gateway"]
-    assert "torch" not in found["gateway-venv"]
+    assert f"--from={venv}" in found[image] and "--from=worker-venv" not in found[image]
+    assert "torch" not in found[venv]
+
+
+def test_a_wheel_goes_to_the_python_that_made_it() -> None:
+    """Its compiled modules fit no other, and vLLM's image has another one."""
+    found = re.findall(r"^FROM +(\S+) +AS +(\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    parents = {name: base for base, name in found}
+
+    def root(stage: str) -> str:
+        return root(parents[stage]) if stage in parents else stage
+
+    taken = {
+        name: re.findall(r"^COPY --from=(\S+) /wheels", text, re.MULTILINE) for name, text in stages(DOCKERFILE).items()
+    }
+    made = {name for name, text in stages(DOCKERFILE).items() if "pip wheel" in text}
+    assert {each for builders in taken.values() for each in builders} == made == {"wheel", "wheel-vllm"}
+    for stage, builders in taken.items():
+        assert all(root(builder) == root(stage) for builder in builders), stage
+
+
+@pytest.mark.parametrize("cuda", ["", "cu130", "cu126"])
+def test_make_builds_every_image_and_those_for_gpus_with_their_cuda(cuda: str) -> None:
+    command = ["make", "-s", "images", "ENGINE=echo", "REGISTRY=r", "VERSION=9", f"CUDA={cuda}", "PUSH=1"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    built = dict(re.findall(r"--target (\S+) -t (\S+)", "\n".join(lines)))
+    workers = "-cuda" if cuda else ""
+    expected = {"gateway": "r/gateway:9", "drafter-lookup": "r/drafter-lookup:9"}
+    expected |= {role: f"r/{role}:9{workers}" for role in ("drafter", "verifier")}
+    assert built == expected | ({"verifier-vllm": "r/verifier-vllm:9"} if cuda else {})
+    assert set(built) <= set(stages(DOCKERFILE))
+    indexed = {re.findall(r"--target (\S+)", line)[0] for line in lines if f"/whl/{cuda} " in line and cuda}
+    assert indexed == ({"drafter", "verifier"} if cuda else set())
+    assert [line.split()[1] for line in lines if line.startswith("push")] == list(built.values())
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -127,7 +161,7 @@ def test_images_are_built_of_versions_that_were_tested() -> None:
     others = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert all(locked.get(name, version) == version for name, version in others)
     installs = re.findall(r"pip install .*?(?=&&|\n\n|\nRUN|\nCOPY)", DOCKERFILE, re.DOTALL)
-    assert len(installs) == 5
+    assert len(installs) == 6
     assert all("-c /constraints.txt" in install for install in installs)
     assert set(EXTRAS) == {name for extras in re.findall(r"whl\)\[(.*?)\]", DOCKERFILE) for name in extras.split(",")}
 
@@ -224,3 +258,20 @@ def test_every_file_that_is_mounted_is_there() -> None:
     mounts = [volume for service in COMPOSE.values() for volume in service.get("volumes", [])]
     missing = [volume for volume in mounts if volume.startswith("./") and not (ROOT / volume.split(":")[0]).exists()]
     assert not missing
+
+
+def test_the_workflow_publishes_what_make_builds() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yaml").read_text())
+    publish = workflow["jobs"]["publish"]
+    [command] = [step["run"] for step in publish["steps"] if "run" in step]
+    built: set[str] = set()
+    for cuda in publish["strategy"]["matrix"]["cuda"]:
+        environment = os.environ | {"REGISTRY": "r", "CUDA": cuda, "GITHUB_REF_NAME": "v9.1.0"}
+        dry = command.replace("'docker buildx'", "echo") + " -s"
+        printed = subprocess.run(
+            ["bash", "-c", dry], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        assert all("--push --sbom=true" in line for line in printed.stdout.splitlines())
+        built.update(re.findall(r" -t (\S+)", printed.stdout))
+    roles = {"gateway", "drafter", "drafter-lookup", "verifier", "verifier-vllm"}
+    assert built == {f"r/{role}:9.1.0" for role in roles} | {f"r/{role}:9.1.0-cuda" for role in ("drafter", "verifier")}
