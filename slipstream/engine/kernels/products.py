@@ -104,7 +104,11 @@ class PackedProduct:
         filled = pad(weight, (0, 0, 0, blocks * kernels.width - self.features))
         lines = filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2)
         squeezed = squeeze(kernels, lines) if pair == 2 and not self._floats else None
-        self._weights, self._raw = (in_huge_pages(lines), None) if squeezed is None else squeezed
+        self._raw: torch.Tensor | None = None
+        if squeezed is None:
+            self._weights = in_huge_pages(lines)
+        else:
+            self._weights, self._raw = squeezed
         self._bias, self._scales = (None if each is None else each.float().contiguous() for each in (bias, scales))
         self._struct = _Product(
             self._weights.data_ptr(),
