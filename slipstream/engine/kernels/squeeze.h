@@ -25,39 +25,66 @@ static long squeezed_bytes(long lines)
     return (lines + GROUP_LINES - 1) / GROUP_LINES * sizeof(struct group_head) + (lines + 1) / 2 * TWO_LINES;
 }
 
+#ifdef WIDE_VECTORS /* tests on CPUs without the instructions */
 static int place_in_line(int number)
 {
     return number % (LINE / 2) / 8 * 16 + number / (LINE / 2) * 8 + number % 8;
 }
 
+static void squeeze_line(const unsigned short *line, const unsigned char *exponents, int known, unsigned char *rest,
+                         unsigned char *numbers, int shift)
+{
+    for (int i = 0; i < LINE; i++) {
+        int at = place_in_line(i), number = 0;
+        while (number < known - 1 && exponents[number] != (line[i] >> 7 & 0xff))
+            number++;
+        rest[at] = (unsigned char)((line[i] >> 8 & 0x80) | (line[i] & 0x7f));
+        numbers[at] |= (unsigned char)(number << shift);
+    }
+}
+#else
+__attribute__((target("avx512f,avx512bw"))) static void squeeze_line(const unsigned short *line,
+                                                                     const unsigned char *exponents, int known,
+                                                                     unsigned char *rest, unsigned char *numbers, int shift)
+{
+    const __m512i first = _mm512_loadu_si512(line), second = _mm512_loadu_si512(line + LINE / 2);
+    const __m512i byte = _mm512_set1_epi16(0xff), sign = _mm512_set1_epi8((char)0x80);
+    __m512i lower = _mm512_packus_epi16(_mm512_and_si512(first, byte), _mm512_and_si512(second, byte));
+    __m512i upper = _mm512_packus_epi16(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8));
+    __m512i exponent = _mm512_packus_epi16(_mm512_and_si512(_mm512_srli_epi16(first, 7), byte),
+                                           _mm512_and_si512(_mm512_srli_epi16(second, 7), byte));
+    __m512i number = _mm512_setzero_si512();
+    for (int i = 1; i < known; i++)
+        number = _mm512_mask_mov_epi8(number, _mm512_cmpeq_epi8_mask(exponent, _mm512_set1_epi8((char)exponents[i])),
+                                      _mm512_set1_epi8((char)i));
+    _mm512_storeu_si512(rest, _mm512_ternarylogic_epi32(upper, lower, sign, 0xe4)); /* the sign of one, the rest of the other */
+    _mm512_storeu_si512(numbers, _mm512_or_si512(_mm512_loadu_si512(numbers), _mm512_slli_epi16(number, (unsigned)shift)));
+}
+#endif
+
 /* Whether 16 exponents are enough; then the group is written. */
 static int squeeze_group(const unsigned short *lines, long count, char *to)
 {
     struct group_head head = {0};
-    unsigned char number[256], known[256] = {0};
-    int exponents = 0;
+    unsigned char exponents[16], known[256] = {0};
+    int found = 0;
     for (long i = 0; i < count * LINE; i++) {
         int exponent = lines[i] >> 7 & 0xff;
         if (known[exponent])
             continue;
-        if (exponents == 16)
+        if (found == 16)
             return 0;
         known[exponent] = 1;
-        number[exponent] = (unsigned char)exponents;
-        head.high[exponents] = (unsigned char)(exponent >> 1);
-        head.low[exponents++] = (unsigned char)(exponent << 7);
+        head.high[found] = (unsigned char)(exponent >> 1);
+        head.low[found] = (unsigned char)(exponent << 7);
+        exponents[found++] = (unsigned char)exponent;
     }
     memcpy(to, &head, sizeof head);
     to += sizeof head;
     memset(to, 0, (count + 1) / 2 * TWO_LINES);
     for (long line = 0; line < count; line++) {
         unsigned char *two = (unsigned char *)to + line / 2 * TWO_LINES;
-        for (int i = 0; i < LINE; i++) {
-            unsigned short bits = lines[line * LINE + i];
-            int at = place_in_line(i);
-            two[line % 2 * LINE + at] = (unsigned char)((bits >> 8 & 0x80) | (bits & 0x7f));
-            two[2 * LINE + at] |= (unsigned char)(number[bits >> 7 & 0xff] << line % 2 * 4);
-        }
+        squeeze_line(lines + line * LINE, exponents, found, two + line % 2 * LINE, two + 2 * LINE, (int)(line % 2 * 4));
     }
     return 1;
 }
