@@ -15,7 +15,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VERSION = 10
+VERSION = 11
 """Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The kernels' names of what a pass computes with; weights may be BYTES."""
@@ -41,10 +41,14 @@ class Kernels:
         """Output features side by side."""
         self.multiplies_pairs = self.level == AVX512_BF16
         """False if rows must be floats where weights are bf16."""
+        self.squeeze, self.squeezed_bytes = library.slipstream_squeeze, library.slipstream_squeezed_bytes
         self.multiply = library.slipstream_multiply
         pointer = ctypes.c_void_p
         self.multiply.argtypes = (pointer, pointer, pointer, ctypes.c_long, ctypes.c_long, ctypes.c_uint, pointer)
         self.multiply.restype = None
+        self.squeeze.argtypes = (pointer, ctypes.c_long, ctypes.c_long, pointer, pointer, ctypes.c_long)
+        self.squeeze.restype = self.squeezed_bytes.restype = ctypes.c_long
+        self.squeezed_bytes.argtypes = (ctypes.c_long,)
         self.rms_norm = library.slipstream_rms_norm
         sizes = (ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_long)
         self.rms_norm.argtypes = (pointer, pointer, pointer, *sizes)

@@ -36,6 +36,7 @@ struct product {
     long result; /* kind of the result */
     long level;
     long floats; /* 1: rows are floats, whatever the result is */
+    long squeezed; /* 1: weights are pairs as squeeze.h has them, and rows are pairs */
 };
 
 /* Some steps through the weights of blocks side by side: an input feature each, or two. */
@@ -155,6 +156,8 @@ static inline __attribute__((always_inline)) float exponential(float x)
     return z * power.number;
 }
 
+#include "squeeze.h"
+
 #define NAME(x) avx2_##x
 #define TARGET __attribute__((target("avx2,fma")))
 #define V __m256
@@ -184,7 +187,10 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #include "avx512.h"
 
 #define NAME(x) avx512_bf16_##x
-#define TARGET __attribute__((target("avx512f,avx512bf16,fma")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512bf16,fma")))
+#ifndef WIDE_VECTORS
+#define SQUEEZED_PAIRS
+#endif
 #define DOT_PAIRS(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 #include "avx512.h"
 
@@ -218,7 +224,7 @@ static void multiply_blocks(const void *what, long first, long end)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 10;
+    return 11;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. Intel's CPUs take four times as long for a product of pairs as
@@ -230,7 +236,8 @@ long slipstream_level(int wide)
         return NONE;
     if (!wide || !__builtin_cpu_supports("avx512f"))
         return AVX2;
-    return __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel") ? AVX512_BF16 : AVX512;
+    int pairs = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
+    return pairs && !__builtin_cpu_is("intel") ? AVX512_BF16 : AVX512;
 }
 
 /* Output features that lie side by side in the weights. */

@@ -18,6 +18,12 @@ ROWS_AT_ONCE = 1024
 """Rows of a weight that are looked at together: most weights that are no bf16 numbers show it in the first."""
 
 
+GROUP_LINES = 32
+"""Steps whose weights share a table of exponents; as in squeeze.h."""
+MOST_RAW = 0.25
+"""Most groups that may have more exponents than a table: above it nothing is won."""
+
+
 class _Product(ctypes.Structure):
     """`struct product`."""
 
@@ -31,6 +37,7 @@ class _Product(ctypes.Structure):
         ("result", ctypes.c_long),
         ("level", ctypes.c_long),
         ("floats", ctypes.c_long),
+        ("squeezed", ctypes.c_long),
     )
 
 
@@ -60,6 +67,20 @@ def in_huge_pages(source: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=source.dtype).view(source.shape).copy_(source)
 
 
+def squeeze(kernels: Kernels, lines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """bf16 weights [blocks, steps, features, 2] in 12 bits as squeeze.h has them, and the groups that need all 16. None
+    where too many do, or where few steps have to pay for a table."""
+    lines = lines.contiguous()
+    blocks, steps, *pairs = lines.shape
+    most = int(MOST_RAW * blocks * -(-steps // GROUP_LINES))
+    raw = torch.empty(most, GROUP_LINES, *pairs, dtype=lines.dtype)  # pages that are never written to take no memory
+    if blocks * kernels.squeezed_bytes(steps) >= lines.nbytes:
+        return None
+    squeezed = in_huge_pages(torch.empty(blocks, kernels.squeezed_bytes(steps), dtype=torch.uint8))
+    found = kernels.squeeze(lines.data_ptr(), blocks, steps, squeezed.data_ptr(), raw.data_ptr(), most)
+    return (squeezed, raw) if found <= most else None
+
+
 class PackedProduct:
     """x [T, in] -> [T, out]. A row has the same bits in every product."""
 
@@ -81,7 +102,13 @@ class PackedProduct:
         self._floats = narrow or halved or (pair == 2 and not kernels.multiplies_pairs)
         blocks = -(-self.features // kernels.width)
         filled = pad(weight, (0, 0, 0, blocks * kernels.width - self.features))
-        self._weights = in_huge_pages(filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2))
+        lines = filled.reshape(blocks, kernels.width, -1, pair).transpose(1, 2)
+        squeezed = squeeze(kernels, lines) if pair == 2 and not self._floats else None
+        self._raw: torch.Tensor | None = None
+        if squeezed is None:
+            self._weights = in_huge_pages(lines)
+        else:
+            self._weights, self._raw = squeezed
         self._bias, self._scales = (None if each is None else each.float().contiguous() for each in (bias, scales))
         self._struct = _Product(
             self._weights.data_ptr(),
@@ -92,10 +119,16 @@ class PackedProduct:
             KINDS[self._dtype],
             min(kernels.level, AVX512) if self._floats else kernels.level,
             int(self._floats),
+            int(squeezed is not None),
         )
         self.address = ctypes.addressof(self._struct)
         """Where its `struct product` stands."""
         self._multiply, self._threads = kernels.multiply, kernels.threads
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that a pass reads, but for groups that did not fit into twelve bits."""
+        return self._weights.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Raises ValueError for rows of another width, dtype or device: the kernel would read what is not theirs."""

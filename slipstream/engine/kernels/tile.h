@@ -110,6 +110,7 @@ TARGET static void NAME(widen)(long kind, const char *w, long count, float *to)
 TARGET static void NAME(chunks)(const struct product *p, const char *w, const char *x, long rows, float *sums, int side)
 {
     float wide[CHUNK * WIDTH];
+    unsigned short pairs[(CHUNK + 1) * LINE];
     long most = side == 1 ? TILE_ROWS : GROUP_ROWS;
     long groups = (rows + most - 1) / most, each = (rows + groups - 1) / groups;
     int widens = p->floats && p->kind >= LEAST_WIDENED && groups > 2;
@@ -119,6 +120,10 @@ TARGET static void NAME(chunks)(const struct product *p, const char *w, const ch
     for (long k = 0; k < p->depth; k += count) {
         long steps = p->depth - k < count ? p->depth - k : count;
         struct steps s = {w + k * line, bytes, steps, w + (k + steps) * line, 0, rows * WIDTH};
+        if (p->squeezed) {
+            unsqueeze(w, k, steps, pairs);
+            s.weights = (const char *)pairs, s.next = w + (k + steps) / GROUP_LINES * GROUP_BYTES;
+        }
         if (widens) {
             NAME(widen)(p->kind, s.weights, steps, wide);
             s.weights = (const char *)wide, s.count *= features;
@@ -127,6 +132,90 @@ TARGET static void NAME(chunks)(const struct product *p, const char *w, const ch
         for (long row = 0; row < rows; row += each, s.next += s.count * s.share)
             NAME(tile)(widens ? FLOATS : p->kind, &s, x + (row * stride + k * (p->floats ? features : 1)) * 4, stride,
                        sums + row * WIDTH, (int)(rows - row < each ? rows - row : each), side);
+    }
+}
+
+#ifdef SQUEEZED_PAIRS
+/* As add_up, an even number of lines of groups that have tables: weights are unsqueezed in registers. */
+TARGET ALWAYS void NAME(add_up_squeezed)(const struct steps *s, const char *x, long stride, float *sums, const int rows,
+                                         const int side)
+{
+    const __m512i sign = _mm512_set1_epi8((char)0x80), half = _mm512_set1_epi8(15);
+    V acc[MOST_SIDE][TILE_ROWS][VECTORS];
+    __m512i high[MOST_SIDE], low[MOST_SIDE];
+    UNROLLED for (int b = 0; b < side; b++) {
+        const struct group_head *head = (const struct group_head *)(s->weights + b * s->apart);
+        high[b] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)head->high));
+        low[b] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)head->low));
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                acc[b][r][v] = LOAD(sums + b * s->sums_apart + r * WIDTH + v * LANES);
+    }
+    const char *w = s->weights + sizeof(struct group_head);
+    for (long k = 0; k < s->count; k += 2, w += TWO_LINES)
+        UNROLLED for (int b = 0; b < side; b++) {
+            const char *at = w + b * s->apart;
+            UNROLLED for (long ask = 0; ask < TWO_LINES; ask += 64)
+                __builtin_prefetch(at + s->share + ask, 0, 3);
+            __m512i numbers = _mm512_loadu_si512(at + 2 * LINE);
+            UNROLLED for (int line = 0; line < 2; line++) {
+                __m512i rest = _mm512_loadu_si512(at + line * LINE);
+                __m512i which = _mm512_and_si512(line ? _mm512_srli_epi16(numbers, 4) : numbers, half);
+                __m512i upper = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(high[b], which), 0xea);
+                __m512i lower = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(low[b], which), 0xba);
+                __m512i both[2] = {_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)};
+                UNROLLED for (int r = 0; r < rows; r++) {
+                    I each = SPREAD_PAIR(((const int *)x)[r * stride + k + line]);
+                    UNROLLED for (int v = 0; v < VECTORS; v++)
+                        acc[b][r][v] = DOT_PAIRS(acc[b][r][v], each, both[v]);
+                }
+            }
+        }
+    UNROLLED for (int b = 0; b < side; b++)
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                STORE(sums + b * s->sums_apart + r * WIDTH + v * LANES, acc[b][r][v]);
+}
+
+/* Whether the group of each block could be added up so, and was. */
+TARGET static int NAME(tile_squeezed)(const struct steps *s, const char *x, long stride, float *sums, int rows, int side)
+{
+    if (s->count % 2)
+        return 0;
+    for (int b = 0; b < side; b++)
+        if (((const struct group_head *)(s->weights + b * s->apart))->raw)
+            return 0;
+#define CASE(n) case n: \
+        if (side == 1) \
+            NAME(add_up_squeezed)(s, x, stride, sums, n, 1); \
+        else \
+            NAME(add_up_squeezed)(s, x, stride, sums, n, SIDE(n)); \
+        break;
+    switch (rows) {
+        EACH_COUNT(CASE)
+    }
+#undef CASE
+    return 1;
+}
+#endif
+
+/* Adds up `side` blocks of squeezed weights for few rows, a group of lines at a time: they stay in the first cache. */
+TARGET static void NAME(groups)(const struct product *p, const char *w, const char *x, long rows, float *sums, int side)
+{
+    unsigned short pairs[MOST_SIDE][(GROUP_LINES + 1) * LINE];
+    long bytes = squeezed_bytes(p->depth);
+    for (long k = 0; k < p->depth; k += GROUP_LINES) {
+        long count = p->depth - k < GROUP_LINES ? p->depth - k : GROUP_LINES;
+        const char *from = x + k * 4;
+#ifdef SQUEEZED_PAIRS
+        struct steps as_they_are = {w + k / GROUP_LINES * GROUP_BYTES, bytes, count, 0, AHEAD / side, rows * WIDTH};
+        if (NAME(tile_squeezed)(&as_they_are, from, row_length(p), sums, (int)rows, side))
+            continue;
+#endif
+        for (int b = 0; b < side; b++)
+            unsqueeze(w + b * bytes, k, count, pairs[b]);
+        struct steps s = {(const char *)pairs, sizeof pairs[0], count, (const char *)pairs, 0, rows * WIDTH};
+        NAME(tile)(PAIRS, &s, from, row_length(p), sums, (int)rows, side);
     }
 }
 
@@ -159,7 +248,7 @@ TARGET static void NAME(blocks)(const struct product *p, const char *x, long row
     int few = rows <= (p->kind == FLOATS ? GROUP_ROWS : TILE_ROWS);
     long wanted = few ? SIDE(rows) : p->kind == FLOATS && rows <= GROUPS * GROUP_ROWS ? GROUP_SIDE : 1;
     for (long block = first, side; block < end; block += side) {
-        const char *w = (const char *)p->weights + block * bytes;
+        const char *w = (const char *)p->weights + block * (p->squeezed ? squeezed_bytes(p->depth) : bytes);
         side = end - block >= wanted ? wanted : 1;
         for (long b = 0; b < side; b++)
             memset(sums + b * rows * WIDTH, 0, rows * WIDTH * sizeof(float));
@@ -167,7 +256,10 @@ TARGET static void NAME(blocks)(const struct product *p, const char *x, long row
             NAME(chunks)(p, w, x, rows, sums, (int)side);
         } else {
             struct steps s = {w, bytes, p->depth, w + AHEAD / side, line, rows * WIDTH};
-            NAME(tile)(p->kind, &s, x, row_length(p), sums, (int)rows, (int)side);
+            if (p->squeezed)
+                NAME(groups)(p, w, x, rows, sums, (int)side);
+            else
+                NAME(tile)(p->kind, &s, x, row_length(p), sums, (int)rows, (int)side);
         }
         for (long b = 0; b < side; b++)
             NAME(finish)(p, rows, y, block + b, sums + b * rows * WIDTH);

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from slipstream.engine.kernels import compiled as kernels_file
+from slipstream.engine.kernels import products
 from slipstream.engine.kernels.compiled import Kernels, find_kernels
 from slipstream.engine.kernels.products import PackedProduct, multiplies
 from slipstream.engine.models import linear as module
@@ -66,6 +67,34 @@ def test_a_row_is_the_same_in_every_pass(
         torch.set_num_threads(before)
     expected = linear(x.double(), weight.double(), bias.double())
     assert torch.allclose(multiply(x).double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def odd(weight: torch.Tensor, share: int) -> torch.Tensor:
+    """Some weights, one in `share`, are such as no training leaves: of all sizes, zeros, infinities and no numbers."""
+    strange = torch.tensor([2.0**-120, 0.0, -0.0, float("inf"), float("nan"), -(2.0**90), 2.0**-133, 1e-3, 77.0])
+    flat = weight.flatten()
+    places = torch.arange(0, len(flat), share)
+    flat[places] = strange[torch.arange(len(places)) % len(strange)].bfloat16()
+    return flat.view_as(weight)
+
+
+@pytest.mark.parametrize("share", [0, 40_000, 3000], ids=["as trained", "some odd groups", "many odd groups"])
+@pytest.mark.parametrize(("width", "features"), [(576, 960), (1536, 64), (66, 199), (130, 32), (2, 40)])
+@torch.inference_mode()
+def test_weights_in_twelve_bits_give_the_same_bits(
+    compiled: Path, width: int, features: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = kernels(compiled, True, True)
+    weight = (rows(features, width, torch.bfloat16) / width**0.5).bfloat16()
+    weight = odd(weight, share) if share else weight
+    squeezed = PackedProduct(found, weight, None)
+    monkeypatch.setattr(products, "squeeze", lambda *_: None)
+    plain = PackedProduct(found, weight, None)
+    if width >= 576 and not share:
+        assert squeezed.nbytes < 0.8 * plain.nbytes
+    x = rows(70, width, torch.bfloat16)
+    for count in (1, 2, 3, 4, 5, 8, 12, 13, 31, 70):
+        assert torch.equal(squeezed(x[:count]).view(torch.int16), plain(x[:count]).view(torch.int16))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
