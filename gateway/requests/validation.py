@@ -109,6 +109,7 @@ class RequestValidator:
             arm=plan.arm,
             shadows=plan.shadows,
             vocabulary=self._tokenizer.fingerprint,
+            follows_prompt=texts.prompt.goes_on,
             drafting=plan.drafting,
         )
 
@@ -156,7 +157,13 @@ class RequestValidator:
         _check_tokens("the edit", max(edit, default=0), resolved.model)
         written = min(stored.edited_tokens, change.output_tokens) + len(edit)
         tenant.check_prompt(len(prompt) + written)
-        revised = replace(resolved, revision=stored.revision + 1, edited=written, response=stored.response)
+        revised = replace(
+            resolved,
+            revision=stored.revision + 1,
+            edited=written,
+            response=stored.response,
+            follows_prompt=stored.follows_prompt,
+        )
         return revised, tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
@@ -192,7 +199,7 @@ class RequestValidator:
     def _texts(self, request: gateway_pb2.GenerateRequest, prompt: Sequence[int] | None) -> Texts:
         """The request's own prompt, or that of a session that was admitted before."""
         if prompt is not None:
-            return Texts(tokens_of(prompt))
+            return Texts(tokens_of(prompt, goes_on=False))  # the record says whether
         kind = request.WhichOneof("input")
         if kind == "prompt_token_ids":
             return Texts(tokens_of(request.prompt_token_ids.token_ids))  # copied once its length is known to be right

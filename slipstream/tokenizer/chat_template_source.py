@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import FailedPrecondition, NotFound
+from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import read_json, tokenizer_file
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -35,6 +35,16 @@ class ChatTemplateSource:
             "one with GATEWAY_CHAT_TEMPLATE, or `slipstream serve --chat-template FILE`.",
             reason="CHAT_TEMPLATE_MISSING",
         )
+
+    def named(self, name: object) -> str:
+        """The source of this name. Raises InvalidArgument for others: no template is taken from a request."""
+        if not isinstance(name, str) or name not in self.templates:
+            raise InvalidArgument(
+                f"The model has chat templates named {', '.join(sorted(self.templates))}; chat_template names one of "
+                "them, and takes no source.",
+                reason="CHAT_TEMPLATE_UNKNOWN",
+            )
+        return self.templates[name]
 
     @property
     def fingerprint(self) -> str:

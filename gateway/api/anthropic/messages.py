@@ -34,7 +34,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         tools = asked.tool_data()
         format = call_format(parts, tools)
-        texts = Texts(chat_of(parts.tokenizer, asked.template_data(), tools))
+        texts = Texts(chat_of(parts.tokenizer, asked.template_data(), tools, asked.template_variables()))
         generate = asked.sampling().to_generate(None, 0, forced_call(format, tools, asked.forced_name))
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         follow = partial(parts.sessions.generate, generate, context, texts=texts)
@@ -45,8 +45,8 @@ def routes(parts: HttpDependencies) -> APIRouter:
         """Tokens of the prompt that a conversation makes."""
         log_unknown(asked)
         parts.router.model(asked.model)
-        tenant, data = context_of(request.scope).tenant, (asked.template_data(), asked.tool_data())
-        tokens = len(await parts.tokenizer.encode_chat(*data, tenant=tenant))
+        data = asked.template_data(), asked.tool_data(), asked.template_variables()
+        tokens = len(await parts.tokenizer.encode_chat(*data, tenant=context_of(request.scope).tenant))
         return {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
 
     return router

@@ -200,9 +200,10 @@ def test_an_empty_conversation_is_refused() -> None:
         template(CHAT_ML).render([])
 
 
-@pytest.mark.parametrize("last", [{"role": "assistant", "content": " "}, SAID[2]])
-def test_a_last_message_without_a_text_cannot_be_continued(last: dict[str, Any]) -> None:
+def test_a_last_message_without_a_text_or_that_the_template_changes_cannot_be_continued() -> None:
     with pytest.raises(InvalidArgument, match="last message with a text"):
-        template(WITH_TOOLS).render([*SAID[:2], last], (), UNFINISHED)
+        template(WITH_TOOLS).render(SAID[:3], (), UNFINISHED)
+    with pytest.raises(InvalidArgument, match="leaves out the last message"):
+        template("{{ messages[-1].content | replace('a', 'b') }}").render([{"content": "a"}], (), UNFINISHED)
     with pytest.raises(InvalidArgument, match="exclude each other"):
         template(WITH_TOOLS).render([BEGUN], (), UNFINISHED | {"add_generation_prompt": True})
