@@ -101,7 +101,7 @@ class UnfinishedMessage:
         else:
             marked_content = marked
         same = [name for name in REASONING if message.get(name) == text] if field in REASONING else [field]
-        self.message: Message = {**message, **dict.fromkeys(same, marked_content)}
+        self.message: dict[str, Any] = {**message, **dict.fromkeys(same, marked_content)}
 
     def cut(self, rendered: str) -> str:
         """The rendered text up to the end of the message's. Raises InvalidArgument where the template changes it."""

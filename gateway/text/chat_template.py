@@ -52,6 +52,11 @@ class ChatTemplate:
         self._compiled: dict[str, Template] = {}
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer, beside the model's own end-of-text tokens."""
+        return () if self.given is None else tuple(self.given.stops)
+
+    @property
     def fingerprint(self) -> str:
         return "" if self.given is None else self.given.fingerprint
 
@@ -128,7 +133,7 @@ class ChatTemplate:
         if self.given is None:
             raise FailedPrecondition(
                 "The model has no chat template; send a prompt instead, or let the operator name a template with "
-                "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template FILE`).",
+                "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template chatml`, or a file).",
                 reason="CHAT_TEMPLATE_MISSING",
             )
         return self.given.chosen(tools=tools) if name is None else self.given.named(name)

@@ -145,6 +145,14 @@ class Tokenizer:
             self._grammars[key] = Grammars(lambda: encoder, model.vocabulary_fingerprint, size, ends)
         return self._grammars[key]
 
+    def ends(self, texts: Sequence[str]) -> list[int | str]:
+        """Each of these as a token of its own, where the vocabulary has it."""
+        found: list[int | str] = []
+        for text in texts:
+            token = self.encoding.encoder.token_to_id(text)
+            found.append(text if token is None else token)
+        return found
+
     def shown(self, token: int) -> gateway_pb2.TokenText:
         """The text and bytes of one token."""
         return self.encoding.shown(token)

@@ -118,9 +118,9 @@ def test_the_file_of_its_own_comes_before_the_configuration_and_a_given_one_befo
     (folder / "chat_template.jinja").write_text("in a file")
     assert load_chat_template(str(folder)) == ChatTemplateSource({"default": "in a file"})
     (folder / "given").write_text("given")
-    assert load_chat_template(str(folder), file=str(folder / "given")) == ChatTemplateSource({"default": "given"})
+    assert load_chat_template(str(folder), str(folder / "given")) == ChatTemplateSource({"default": "given"})
     with pytest.raises(NotFound, match="nowhere"):
-        load_chat_template(str(folder), file=str(folder / "nowhere"))
+        load_chat_template(str(folder), str(folder / "nowhere"))
 
 
 def test_requests_with_tools_have_the_template_for_tools(folder: Path) -> None:
