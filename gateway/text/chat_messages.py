@@ -57,12 +57,16 @@ def as_template_reads(message: Message) -> dict[str, Any]:
 
 
 def with_written_arguments(messages: Sequence[Message]) -> list[Message] | None:
-    """The messages with the arguments of calls as texts of JSON, as OpenAI's API has them; None where they are."""
+    """The messages with the arguments of calls as texts of JSON, as OpenAI's API has them; None where they are, or are
+    no JSON."""
     written, changed = list[Message](), False
     for message in messages:
         calls = message.get("tool_calls")
         if isinstance(calls, list) and any(isinstance(_function(call).get("arguments"), dict) for call in calls):
-            changed, message = True, {**message, "tool_calls": [_written_call(call) for call in calls]}
+            try:
+                changed, message = True, {**message, "tool_calls": [_written_call(call) for call in calls]}
+            except (TypeError, ValueError, RecursionError):
+                return None
         written.append(message)
     return written if changed else None
 
