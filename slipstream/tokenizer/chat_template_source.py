@@ -148,7 +148,10 @@ def _additional(name: str) -> list[str]:
     try:
         listed = [entry.path for entry in HfApi().list_repo_tree(source, ADDITIONAL, revision=revision)]
     except Exception:  # no such folder, or no connection: what was downloaded counts
-        known = tokenizer_file(name, "tokenizer.json").parent / ADDITIONAL
+        try:
+            known = tokenizer_file(name, "tokenizer.json").parent / ADDITIONAL
+        except NotFound:
+            return []
         listed = [file.name for file in known.glob("*.jinja")]
     return sorted(Path(each).stem for each in listed if each.endswith(".jinja"))
 

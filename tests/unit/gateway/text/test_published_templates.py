@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -123,6 +126,32 @@ def test_a_request_chooses_among_the_model_s_templates_by_name(tmp_path: Path) -
         with pytest.raises(InvalidArgument, match="default, rag, tool_use") as caught:
             template.render([SYSTEM], (), {"chat_template": other})
         assert caught.value.reason == "CHAT_TEMPLATE_UNKNOWN"
+
+
+LOADING = """
+import sys
+from slipstream.tokenizer.chat_template_source import chat_template_fingerprint, load_chat_template
+
+assert chat_template_fingerprint("owner/nothing") == ""
+print(sorted(load_chat_template(sys.argv[1]).templates))
+"""
+
+
+def test_templates_of_a_hub_id_are_those_that_were_downloaded_where_there_is_no_network(tmp_path: Path) -> None:
+    cache = tmp_path / "hub" / "models--owner--name"
+    folder = cache / "snapshots" / ("a" * 40)
+    folder.mkdir(parents=True)
+    write(folder, COMMAND_R, "files", "map")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("a" * 40)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, "owner/name"],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split("\n")[0] == str(sorted(COMMAND_R)), done.stderr
 
 
 def test_an_operator_chooses_a_file_a_template_of_the_model_or_a_shipped_one(tmp_path: Path) -> None:
