@@ -39,7 +39,8 @@ class GatewayConfig:
     tokenizer: str
     """A local folder, a GGUF file or a hub id (`owner/name@REVISION`), with the vocabulary of the verifiers' model."""
     chat_template: str = ""
-    """File with a chat template in Jinja; empty: the one in the folder of the tokenizer, if any."""
+    """A file with a chat template in Jinja, or the name of one of the model's own or of a shipped one: `alpaca`,
+    `chatml`, `llama2`, `llama3`, `vicuna`, `zephyr`. Empty: those in the folder of the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to listen at; port 0 picks a free one."""
     http: str = "off"

@@ -225,7 +225,7 @@ async def _open_texts(
     """The tokenizer, and what encodes long texts with it until the stack ends."""
 
     def load() -> Tokenizer:
-        template = load_chat_template(config.tokenizer, file=config.chat_template)
+        template = load_chat_template(config.tokenizer, config.chat_template)
         return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template)
 
     tokenizer = await asyncio.to_thread(load)

@@ -28,7 +28,7 @@ def toy_model(folder: Path) -> types_pb2.ModelInfo:
     tokenizer = load_tokenizer(str(folder))
     return types_pb2.ModelInfo(
         name="toy",
-        vocabulary_size=260,
+        vocabulary_size=max(260, tokenizer.get_vocab_size(with_added_tokens=True)),
         vocabulary_fingerprint=fingerprint(tokenizer),
         max_length=200,
         eos_token_ids=[tokenizer.token_to_id(END)],

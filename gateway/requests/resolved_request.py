@@ -46,6 +46,9 @@ class ResolvedRequest:
     """What the gateway keeps with a response of `/v1/responses`; no client can write it."""
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
+    follows_prompt: bool = field(default=False, compare=False)
+    """Whether the text goes on from the prompt's; a message of a conversation begins one. The record of a session that is
+    resolved again says it."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Which drafters may take the place of one that fails."""
 
@@ -100,6 +103,7 @@ class ResolvedRequest:
             edited_tokens=self.edited,
             response=self.response,
             vocabulary_fingerprint=self.vocabulary,
+            follows_prompt=self.follows_prompt,
         )
         return b"".join(each.SerializeToString(deterministic=True) for each in (self.request, stored))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.auth.tenant import Tenant
-from gateway.text.chat_template import Message
+from gateway.text.chat_messages import Message, chat_goes_on, goes_on
 from gateway.text.tokenizer import Tokenizer, is_short
 from gateway.work.once import Once
 from slipstream.v1 import gateway_pb2
@@ -23,10 +23,16 @@ Keep = Callable[[], Awaitable[bytes]]
 class RequestText:
     """A prompt or a prediction."""
 
-    def __init__(self, least: int, encode: Encode, *, short: bool = False) -> None:
+    def __init__(
+        self, least: int, encode: Encode, *, short: bool = False, goes_on: bool = True, ends: Sequence[str] = ()
+    ) -> None:
         """`short`: encoding it waits for nothing."""
         self.least = least
         """Tokens that it has at least."""
+        self.goes_on = goes_on
+        """Whether what is written behind it goes on from it; else a message begins there."""
+        self.ends = ends
+        """Texts that end what is written behind it."""
         self._encode = encode
         self._short = short
         self._encoded: Once[Sequence[int]] | None = None
@@ -84,11 +90,11 @@ def part_of(tokenizer: Tokenizer, text: str) -> RequestText:
     )
 
 
-def tokens_of(tokens: Sequence[int]) -> RequestText:
+def tokens_of(tokens: Sequence[int], *, goes_on: bool = True) -> RequestText:
     async def given(*_: Any) -> Sequence[int]:
         return tokens
 
-    return RequestText(len(tokens), given, short=True)
+    return RequestText(len(tokens), given, short=True, goes_on=goes_on)
 
 
 def chat_of(
@@ -103,9 +109,12 @@ def chat_of(
     async def encode(most: int, tenant: Tenant) -> Sequence[int]:
         return await tokenizer.encode_chat(messages, tools, variables, most, tenant=tenant)
 
-    return RequestText(1, encode, short=short)
+    return RequestText(1, encode, short=short, goes_on=goes_on(variables or {}), ends=tokenizer.chat_template.stops)
 
 
 def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> RequestText:
     """A conversation as gRPC's clients send it."""
-    return RequestText(1, lambda most, tenant: tokenizer.encode_message(chat, most, tenant))
+    stops = tokenizer.chat_template.stops
+    return RequestText(
+        1, lambda most, tenant: tokenizer.encode_message(chat, most, tenant), goes_on=chat_goes_on(chat), ends=stops
+    )

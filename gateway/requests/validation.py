@@ -101,13 +101,17 @@ class RequestValidator:
         _check_min_tokens(request, size.output)
         prediction = prediction if plan.max_draft_tokens else ()
         most = size.output, plan.max_draft_tokens
+        ends = [] if request.ignore_eos else self._tokenizer.ends(texts.prompt.ends)
+        stop_token_ids = tuple(dict.fromkeys([*asked.stop_token_ids, *(end for end in ends if isinstance(end, int))]))
+        filled = filled_in(request, asked.model, asked.sampling, stop_token_ids, most, prediction)
+        filled.stop.extend(end for end in ends if isinstance(end, str) and end not in filled.stop)
         return ResolvedRequest(
-            request=filled_in(request, asked.model, asked.sampling, asked.stop_token_ids, most, prediction),
+            request=filled,
             model=asked.model,
             prompt=prompt,
             sampling=asked.sampling,
             max_length=max_length,
-            stop_token_ids=asked.stop_token_ids,
+            stop_token_ids=stop_token_ids,
             drafters=plan.drafters,
             max_draft_tokens=plan.max_draft_tokens,
             prediction=prediction,
@@ -118,6 +122,7 @@ class RequestValidator:
             arm=plan.arm,
             shadows=plan.shadows,
             vocabulary=self._tokenizer.fingerprint,
+            follows_prompt=texts.prompt.goes_on,
             drafting=plan.drafting,
         )
 
@@ -136,10 +141,11 @@ class RequestValidator:
         _check_labels(request)
         _check_names(request)
         model = self._router.model(request.model)
-        self._check_stops(request)
+        if not again:
+            self._check_stops(request)
         options = request.sampling if again else with_defaults(request.sampling, self._sampling_defaults)
         sampling = _sampling(options, model, lambda: self._random_bits(64))
-        stop_token_ids = self._stop_token_ids(request, model)
+        stop_token_ids = self._stop_token_ids(request, model, again=again)
         self._check_priority(request.priority, tenant)
         structured = request.HasField("structured_output")
         sampling.check_allowed(stop_token_ids, structured=structured, least=request.min_tokens > 0)
@@ -170,7 +176,13 @@ class RequestValidator:
         _check_tokens("the edit", max(edit, default=0), resolved.model)
         written = min(stored.edited_tokens, change.output_tokens) + len(edit)
         tenant.check_prompt(len(prompt) + written)
-        revised = replace(resolved, revision=stored.revision + 1, edited=written, response=stored.response)
+        revised = replace(
+            resolved,
+            revision=stored.revision + 1,
+            edited=written,
+            response=stored.response,
+            follows_prompt=stored.follows_prompt,
+        )
         return revised, tuple(edit)
 
     def _check_priority(self, priority: int, tenant: Tenant) -> None:
@@ -206,7 +218,7 @@ class RequestValidator:
     def _texts(self, request: gateway_pb2.GenerateRequest, prompt: Sequence[int] | None) -> Texts:
         """The request's own prompt, or that of a session that was admitted before."""
         if prompt is not None:
-            return Texts(tokens_of(prompt))
+            return Texts(tokens_of(prompt, goes_on=False))  # the record says whether
         kind = request.WhichOneof("input")
         if kind == "prompt_token_ids":
             return Texts(tokens_of(request.prompt_token_ids.token_ids))  # copied once its length is known to be right
@@ -233,10 +245,12 @@ class RequestValidator:
         if not all(0 < len(stop.encode()) <= config.max_stop_bytes for stop in request.stop):
             raise InvalidArgument(f"Every stop string must have 1 to {config.max_stop_bytes} bytes.")
 
-    def _stop_token_ids(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> tuple[int, ...]:
+    def _stop_token_ids(
+        self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, *, again: bool
+    ) -> tuple[int, ...]:
+        """A stored request names the model's own too, and those of its template."""
         asked, ends, most = request.stop_token_ids, model.eos_token_ids, self._config.max_stop_tokens
-        # A stored request names the model's own too.
-        if len(asked) > most + len(ends) or sum(token not in ends for token in asked) > most:
+        if not again and (len(asked) > most + len(ends) or sum(token not in ends for token in asked) > most):
             raise InvalidArgument(f"stop_token_ids holds more than {most} tokens; send fewer.")
         if asked:
             _check_tokens("stop_token_ids", max(asked), model)

@@ -511,7 +511,8 @@ class SessionRegistry:
         )
         wanted = request.logprobs or request.HasField("prompt_logprobs")
         shown = self._tokenizer.shown if wanted else number_only
-        return OutputStream(started, Transcript(self._tokenizer.detokenizer(), request.stop, shown))
+        before = started.prompt_token_ids if stored.follows_prompt else ()
+        return OutputStream(started, Transcript(self._tokenizer.detokenizer(before), request.stop, shown))
 
     def _new_id(self) -> str:
         return f"{self._context.random_bits(128):032x}"

@@ -21,6 +21,14 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from gateway.text.chat_messages import (
+    CONTINUE,
+    GENERATE,
+    Message,
+    UnfinishedMessage,
+    as_template_reads,
+    with_written_arguments,
+)
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 
@@ -31,8 +39,8 @@ MAX_REPEATED = 1_000_000
 
 _steps: ContextVar[int] = ContextVar("steps")
 """Steps that the rendering in this context has taken."""
-Message = Mapping[str, Any]
-"""One message of a conversation, as OpenAI's API writes it: `role`, `content` and what else the template reads."""
+NAMED = "chat_template"
+"""Variable that names one of the model's templates."""
 
 
 class ChatTemplate:
@@ -42,6 +50,11 @@ class ChatTemplate:
         self.given = source
         self.max_bytes = max_bytes
         self._compiled: dict[str, Template] = {}
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer, beside the model's own end-of-text tokens."""
+        return () if self.given is None else tuple(self.given.stops)
 
     @property
     def fingerprint(self) -> str:
@@ -55,31 +68,46 @@ class ChatTemplate:
     ) -> str:
         """The text that the model answers. `tools`: definitions of functions in JSON schema. `variables`: what else the
         template reads, such as `enable_thinking`; with `continue_final_message` the text ends with the last message's,
-        which the model goes on with, with a false `add_generation_prompt` it ends behind that message.
+        or that of its field of this name, which the model goes on with, with a false `add_generation_prompt` it ends
+        behind that message; `chat_template` names one of the model's templates.
 
         Raises FailedPrecondition for a model without a usable template, InvalidArgument for messages that the template
         refuses or that become too long. Takes time: not for the event loop.
         """
         if not messages:
             raise InvalidArgument("The conversation is empty; send at least one message.", reason="EMPTY_PROMPT")
-        template, variables = self._template(bool(tools)), variables or {}
-        unfinished = bool(variables.get("continue_final_message"))
-        if unfinished and variables.get("add_generation_prompt"):
+        variables = dict(variables or {})
+        source = self.source(tools=bool(tools), name=variables.pop(NAMED, None))
+        unfinished, begins = variables.pop(CONTINUE, None), variables.pop(GENERATE, None)
+        if unfinished and begins:
             raise InvalidArgument("continue_final_message and add_generation_prompt exclude each other; send one.")
+        read = [as_template_reads(each) for each in messages]
+        last = None
+        if unfinished:
+            last = UnfinishedMessage(read[-1], unfinished if isinstance(unfinished, str) else "content")
+            read[-1] = last.message
         given = {
-            "messages": [{name: value for name, value in each.items() if value is not None} for each in messages],
+            **variables,
+            "messages": read,
             "tools": list(tools) or None,
-            "documents": None,
-            "add_generation_prompt": variables.get("add_generation_prompt", not unfinished),
+            "documents": variables.get("documents"),
+            GENERATE: not unfinished if begins is None else begins,
         }
+        text = self._rendered(source, given)
+        return text if last is None else last.cut(text)
+
+    def _rendered(self, source: str, given: dict[str, Any]) -> str:
         assert self.given is not None
+        template = self._template(source)
         token = _steps.set(0)
         try:
-            text = self._joined(template.generate({**self.given.special_tokens, **variables, **given}))
-            return _up_to_last(text, messages[-1]) if unfinished else text
+            return self._joined(template.generate({**self.given.special_tokens, **given}))
         except InvalidArgument:
             raise
         except Exception as error:  # a template is a program: it may fail in any way
+            written = with_written_arguments(given["messages"])
+            if isinstance(error, TypeError) and written is not None:  # some write them as they come from OpenAI
+                return self._rendered(source, given | {"messages": written})
             raise InvalidArgument(
                 f"The model's chat template does not take this conversation: {error}. Change its messages.",
                 reason="CHAT_REFUSED",
@@ -99,32 +127,21 @@ class ChatTemplate:
             written.append(block)
         return "".join(written)
 
-    def source(self, *, tools: bool) -> str:
-        """Jinja source for a request with tools, or without. Raises FailedPrecondition for a model without one."""
+    def source(self, *, tools: bool, name: Any = None) -> str:
+        """Jinja source for a request with tools, or without, or of the model's template of a name. Raises
+        FailedPrecondition for a model without one, InvalidArgument for another name."""
         if self.given is None:
             raise FailedPrecondition(
                 "The model has no chat template; send a prompt instead, or let the operator name a template with "
-                "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template FILE`).",
+                "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template chatml`, or a file).",
                 reason="CHAT_TEMPLATE_MISSING",
             )
-        return self.given.chosen(tools=tools)
+        return self.given.chosen(tools=tools) if name is None else self.given.named(name)
 
-    def _template(self, tools: bool) -> Template:
-        source = self.source(tools=tools)
+    def _template(self, source: str) -> Template:
         if source not in self._compiled:
             self._compiled[source] = _compile(source)
         return self._compiled[source]
-
-
-def _up_to_last(text: str, message: Message) -> str:
-    """The text up to the end of the message's content. Raises InvalidArgument for a message that has none."""
-    content = message.get("content")
-    written = content.strip() if isinstance(content, str) else ""
-    at = text.rfind(written)
-    if not written or at < 0:
-        raise InvalidArgument("continue_final_message needs a last message with a text.", reason="CHAT_REFUSED")
-    kept = content.lstrip() if isinstance(content, str) and text.startswith(content.lstrip(), at) else written
-    return text[: at + len(kept)]
 
 
 def _compile(source: str) -> Template:

@@ -1,4 +1,5 @@
-"""Token ids to text as they come: the pieces joined are exactly what decoding all ids at once gives.
+"""Token ids to text as they come: the pieces joined are exactly what decoding all ids at once gives, behind a prompt
+what decoding both gives behind the prompt's text.
 
 How much text is final depends on the tokenizer's decoder, so there is one detokenizer for each family:
 
@@ -11,7 +12,8 @@ How much text is final depends on the tokenizer's decoder, so there is one detok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -20,6 +22,8 @@ from slipstream.tokenizer.codec import byte_level, byte_token, chain, plain_toke
 from slipstream.v1 import gateway_pb2
 
 _PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}
+MOST_AT_AN_END = 16
+"""Tokens of a prompt's beginning, or end, that decide how a decoder goes on behind it, at most."""
 
 
 class Detokenizer(Protocol):
@@ -42,12 +46,19 @@ class TokenDecoder:
         self._anchor = self._find_anchor() if _is_per_token(kinds) else None
         self._texts: dict[int, gateway_pb2.TokenText] = {}
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        """`before`: tokens that the text goes on from. Without any a decoder may strip a space that the first word has
+        inside a text."""
         if self._byte_level:
             return _ByteLevel(self)
         if self._anchor is not None:
-            return _PerToken(self)
-        return _Whole(self)
+            return _PerToken(self, before)
+        return _Whole(self, before)
+
+    def leading(self, tokens: Iterable[int]) -> list[int]:
+        """The first few tokens that are of a text."""
+        texts = (token for token in tokens if token not in self._hidden and self.shown(token) is not None)
+        return list(islice(texts, MOST_AT_AN_END))
 
     def shown(self, token: int) -> str | None:
         """The vocabulary entry of a token; None for one without text."""
@@ -78,7 +89,9 @@ class TokenDecoder:
 
     def after_others(self, tokens: Sequence[int]) -> str:
         """The text of tokens that do not come first."""
-        anchor, text = self._anchor or (0, "")
+        if self._anchor is None:
+            return self.whole(tokens)
+        anchor, text = self._anchor
         return self.whole([anchor, *tokens])[len(text) :]
 
     def _find_anchor(self) -> tuple[int, str] | None:
@@ -101,11 +114,12 @@ class _ByteLevel:
 
 
 class _PerToken:
-    def __init__(self, decoding: TokenDecoder) -> None:
+    def __init__(self, decoding: TokenDecoder, before: Sequence[int]) -> None:
         self._decoding = decoding
-        self._begun = False
-        """Whether any text was returned: until then a decoder may still strip what it takes for a leading space."""
-        self._pending: list[int] = []
+        lead = decoding.leading(before)
+        self._begun = bool(lead) and bool(decoding.whole(lead))
+        """Whether there is any text: until then a decoder may still strip what it takes for a leading space."""
+        self._pending = [] if self._begun else lead
 
     def push(self, token: int) -> str:
         word = self._decoding.shown(token)
@@ -130,8 +144,9 @@ class _PerToken:
 
 
 class _Whole:
-    def __init__(self, decoding: TokenDecoder) -> None:
+    def __init__(self, decoding: TokenDecoder, before: Sequence[int]) -> None:
         self._decoding = decoding
+        self._before = decoding.leading(reversed(before))[::-1]
         self._tokens: list[int] = []
 
     def push(self, token: int) -> str:
@@ -140,7 +155,8 @@ class _Whole:
 
     def flush(self) -> str:
         tokens, self._tokens = self._tokens, []
-        return self._decoding.whole(tokens)
+        text, before = self._decoding.whole([*self._before, *tokens]), self._decoding.whole(self._before)
+        return text[len(before) :] if text.startswith(before) else self._decoding.whole(tokens)
 
 
 def _is_per_token(kinds: list[dict[str, Any]]) -> bool:

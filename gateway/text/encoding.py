@@ -12,7 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Encoder
 
-from gateway.text.chat_template import ChatTemplate, Message
+from gateway.text.chat_messages import Message
+from gateway.text.chat_template import NAMED, ChatTemplate
 from gateway.text.control_tokens import ControlTokens
 from gateway.text.detokenizer import TokenDecoder
 from gateway.text.token_bytes import token_bytes
@@ -61,7 +62,7 @@ class TextEncoding:
         conversation are text. `most_bytes`: of the text that the template makes; 0: what a template may write. Raises
         what `ControlTokens.mark` and `ChatTemplate.render` raise, and InvalidArgument for
         what is nested too deeply."""
-        source = self.chat_template.source(tools=bool(tools))
+        source = self.chat_template.source(tools=bool(tools), name=variables.get(NAMED))
         if DEVELOPER not in source:
             messages = [dict(each) | {"role": "system"} if each.get("role") == DEVELOPER else each for each in messages]
         if source not in self._control:

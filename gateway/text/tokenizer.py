@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer as Encoder
 
 from gateway.auth.tenant import Tenant
-from gateway.text.chat_messages import read_chat
-from gateway.text.chat_template import ChatTemplate, Message
+from gateway.text.chat_messages import Message, read_chat
+from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.encoding import MIDDLE, RENDERED, WHOLE, TextEncoding
 from gateway.text.json_body import IDS
@@ -25,6 +25,8 @@ from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import gateway_pb2, types_pb2
 
+Conversation = tuple[Sequence[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]
+"""Messages, definitions of tools, and further variables of the template."""
 SHORT = 2048
 """Shorter texts, in characters, are encoded on the event loop: that takes 1 ms, and another process one more.
 """
@@ -99,21 +101,22 @@ class Tokenizer:
         return _ids(await self._run(tenant, "chat", body, proto=True, most_bytes=most_bytes, answer=None))
 
     async def tokenized(
-        self, given: str | Sequence[Message], tenant: Tenant, *, special: bool, texts: bool, max_length: int
+        self, given: str | Conversation, tenant: Tenant, *, special: bool, texts: bool, max_length: int
     ) -> bytes:
-        """The answer of `/tokenize` in JSON, for a text or messages. `special`: with the special tokens around a text.
-        `texts`: with the text of each token. Raises what `encode` and `encode_chat` raise."""
+        """The answer of `/tokenize` in JSON, for a text or a conversation. `special`: with the special tokens around a
+        text. `texts`: with the text of each token. Raises what `encode` and `encode_chat` raise."""
         kind, answer = WHOLE if special else RENDERED, {"texts": texts, "max_length": max_length}
+        beside = self.work is not None and not is_short(given)
         if isinstance(given, str):
             self._checked_size(given)
-            if self.work is not None and not is_short(given):
+            if beside:
                 return bytes(await self._run(tenant, "encode", given.encode(), text=kind, answer=answer))
             tokens = self.encoding.encode(given, kind)
-        elif self.work is not None and not is_short(given):
-            body = _as_json([given, (), {}])
+        elif beside:
+            body = _as_json(given)
             return bytes(await self._run(tenant, "chat", body, proto=False, most_bytes=0, answer=answer))
         else:
-            tokens = self.encoding.encode_chat(given, (), {})
+            tokens = self.encoding.encode_chat(*given)
         return self.encoding.tokenized(tokens, texts=texts, max_length=max_length)
 
     async def decode(self, tokens: Sequence[int], tenant: Tenant, below: int = 0) -> str:
@@ -142,13 +145,21 @@ class Tokenizer:
             self._grammars[key] = Grammars(lambda: encoder, model.vocabulary_fingerprint, size, ends)
         return self._grammars[key]
 
+    def ends(self, texts: Sequence[str]) -> list[int | str]:
+        """Each of these as a token of its own, where the vocabulary has it."""
+        found: list[int | str] = []
+        for text in texts:
+            token = self.encoding.encoder.token_to_id(text)
+            found.append(text if token is None else token)
+        return found
+
     def shown(self, token: int) -> gateway_pb2.TokenText:
         """The text and bytes of one token."""
         return self.encoding.shown(token)
 
-    def detokenizer(self) -> Detokenizer:
-        """A detokenizer for one session's output."""
-        return self.encoding.decoder.detokenizer()
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        """A detokenizer for one session's output. `before`: tokens that its text goes on from."""
+        return self.encoding.decoder.detokenizer(before)
 
     def _checked_size(self, text: str) -> int:
         size = len(text.encode())

@@ -26,6 +26,7 @@ from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, parsed
 from slipstream.rpc.tls import certificates_from_env
+from slipstream.tokenizer.chat_template_source import SHIPPED, named_template
 from slipstream.tokenizer.gguf_folder import is_gguf
 from slipstream.tokenizer.pairing import check_vocabularies, padding_note
 from slipstream.tokenizer.vocabulary import (
@@ -181,14 +182,12 @@ class FleetOptions:
         ),
     ] = False
     chat_template: Annotated[
-        Path | None,
+        str,
         typer.Option(
-            help="File with a chat template (Jinja); default: the target's.",
-            exists=True,
-            dir_okay=False,
+            help=f"Chat template: a file (Jinja), or one of {', '.join(SHIPPED)}; default: the target's.",
             rich_help_panel=MODELS,
         ),
-    ] = None
+    ] = ""
     traces: Annotated[
         Path | None,
         typer.Option(help="Write traces to this folder, for `slipstream trace`.", rich_help_panel=OBSERVATION),
@@ -242,7 +241,7 @@ class Fleet:
         process, as those do that can draft nowhere else."""
         options = options or FleetOptions()
         template, traces = options.chat_template, options.traces
-        self._chat = {} if template is None else {"GATEWAY_CHAT_TEMPLATE": str(template.resolve())}
+        self._chat = {"GATEWAY_CHAT_TEMPLATE": named_template(target, template)} if template else {}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if options.metrics else {}
         both = self._all | {"DTYPE": dtype, "LISTEN": "127.0.0.1:0"}

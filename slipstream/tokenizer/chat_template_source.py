@@ -7,16 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import FailedPrecondition, NotFound
-from slipstream.tokenizer.vocabulary import read_json, tokenizer_file
+from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from slipstream.tokenizer.vocabulary import is_local, model_folder, read_json, source_and_revision, tokenizer_file
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names by which templates know special tokens."""
+ADDITIONAL = "additional_chat_templates"
+"""Folder of a model's templates beside the usual one."""
+SHIPPED_FOLDER = Path(__file__).parent / "chat_templates"
+SHIPPED: Mapping[str, tuple[str, ...]] = {
+    "alpaca": ("### Instruction:",),
+    "chatml": ("<|im_end|>",),
+    "llama2": ("[INST]",),
+    "llama3": ("<|eot_id|>",),
+    "vicuna": ("USER:",),
+    "zephyr": ("<|user|>",),
+}
+"""Templates for models that have none of their own, each with what ends the answer where the model writes it: a model
+that was not trained on the template writes no end-of-text token there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +38,8 @@ class ChatTemplateSource:
     templates: Mapping[str, str]
     """Jinja source by name: `default`, and in some models `tool_use` for requests with tools."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    stops: tuple[str, ...] = ()
+    """Texts that end an answer, beside the model's own end-of-text tokens."""
 
     def chosen(self, *, tools: bool) -> str:
         """The source for a request. Raises FailedPrecondition where the model has templates of other names only."""
@@ -36,22 +52,59 @@ class ChatTemplateSource:
             reason="CHAT_TEMPLATE_MISSING",
         )
 
+    def named(self, name: object) -> str:
+        """The source of this name. Raises InvalidArgument for others: no template is taken from a request."""
+        if not isinstance(name, str) or name not in self.templates:
+            raise InvalidArgument(
+                f"The model has chat templates named {', '.join(sorted(self.templates))}; chat_template names one of "
+                "them, and takes no source.",
+                reason="CHAT_TEMPLATE_UNKNOWN",
+            )
+        return self.templates[name]
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 in hex over the templates. Models with equal ones were trained on the same form of a conversation."""
         return hashlib.sha256(json.dumps(dict(self.templates), sort_keys=True).encode()).hexdigest()
 
 
-def load_chat_template(name: str, file: str = "") -> ChatTemplateSource | None:
-    """The template in `file`, or else in the model's folder or hub repository: chat_template.jinja, else the one in
-    tokenizer_config.json. None for a model without one. Raises NotFound for a `file` that cannot be read,
-    FailedPrecondition for a broken configuration."""
+def load_chat_template(name: str, given: str = "") -> ChatTemplateSource | None:
+    """The templates in the model's folder or hub repository, as transformers finds them: chat_template.jinja and
+    additional_chat_templates/NAME.jinja, else those in tokenizer_config.json. `given`: a file, or else the name of one
+    of the model's or of a shipped one, that serves in place of them all. None for a model without one. Raises NotFound
+    for a `given` that is none of these, FailedPrecondition for a broken configuration."""
     try:
         config = read_json(tokenizer_file(name, "tokenizer_config.json"))
     except NotFound:
         config = {}
-    templates = {"default": _text(Path(file))} if file else _own_templates(name, config)
-    return ChatTemplateSource(templates, _special_tokens(config)) if templates else None
+    templates, tokens = _own_templates(name, config), _special_tokens(name, config)
+    if not given:
+        return ChatTemplateSource(templates, tokens) if templates else None
+    if Path(given).expanduser().is_file():
+        return ChatTemplateSource({"default": _text(Path(given))}, tokens)
+    if given in templates:
+        return ChatTemplateSource({"default": templates[given]}, tokens)
+    return shipped_template(given, tokens, also=templates)
+
+
+def shipped_template(
+    name: str, tokens: Mapping[str, str] | None = None, also: Iterable[str] = ()
+) -> ChatTemplateSource:
+    """A template that comes with this package. `also`: other names that there are. Raises NotFound for another name."""
+    if name not in SHIPPED:
+        raise NotFound(
+            f"There is no chat template {name}: no such file, and none of these names: "
+            f"{', '.join([*sorted(also), *SHIPPED])}.",
+            reason="FILE_MISSING",
+        )
+    return ChatTemplateSource({"default": _text(SHIPPED_FOLDER / f"{name}.jinja")}, tokens or {}, SHIPPED[name])
+
+
+def named_template(name: str, given: str) -> str:
+    """`given` as it is understood in every folder. Raises NotFound where it is no template of this model's."""
+    load_chat_template(name, given)
+    file = Path(given).expanduser()
+    return str(file.resolve()) if file.is_file() else given
 
 
 def chat_template_fingerprint(name: str) -> str:
@@ -65,10 +118,13 @@ def chat_template_fingerprint(name: str) -> str:
 
 
 def _own_templates(name: str, config: Mapping[str, Any]) -> Mapping[str, str]:
-    try:
-        return {"default": _text(tokenizer_file(name, "chat_template.jinja"))}
-    except NotFound:
-        pass
+    """Files come before the configuration, as a whole."""
+    files = dict[str, str]()
+    with suppress(NotFound):
+        files["default"] = _text(tokenizer_file(name, "chat_template.jinja"))
+    files |= {each: _text(tokenizer_file(name, f"{ADDITIONAL}/{each}.jinja")) for each in _additional(name)}
+    if files:
+        return files
     found = config.get("chat_template") or {}
     if isinstance(found, str):
         return {"default": found}
@@ -81,14 +137,38 @@ def _own_templates(name: str, config: Mapping[str, Any]) -> Mapping[str, str]:
     return {str(key): str(source) for key, source in found.items()} if isinstance(found, dict) else {}
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name: strings in a configuration, or objects with `content`."""
+def _additional(name: str) -> list[str]:
+    """Names of the templates in files of their own."""
+    if is_local(name):
+        return sorted(file.stem for file in (model_folder(name) / ADDITIONAL).glob("*.jinja"))
+    # Imported here: only hub ids need it.
+    from huggingface_hub import HfApi
+
+    source, revision = source_and_revision(name)
+    try:
+        listed = [entry.path for entry in HfApi().list_repo_tree(source, ADDITIONAL, revision=revision)]
+    except Exception:  # no such folder, or no connection: what was downloaded counts
+        try:
+            known = tokenizer_file(name, "tokenizer.json").parent / ADDITIONAL
+        except NotFound:
+            return []
+        listed = [file.name for file in known.glob("*.jinja")]
+    return sorted(Path(each).stem for each in listed if each.endswith(".jinja"))
+
+
+def _special_tokens(name: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name: strings, or objects with `content`. Configurations of earlier releases, which list no
+    added tokens, leave them to special_tokens_map.json."""
+    told = dict(config)
+    if "added_tokens_decoder" not in config:
+        with suppress(NotFound):
+            told |= read_json(tokenizer_file(name, "special_tokens_map.json"))
     found = {}
-    for name in SPECIAL_TOKENS:
-        token = config.get(name)
+    for each in SPECIAL_TOKENS:
+        token = told.get(each)
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str):
-            found[name] = content
+            found[each] = content
     return found
 
 

@@ -82,7 +82,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
-    __slots__ = ("owner", "revision", "vocabulary_fingerprint", "edited_tokens", "arithmetics", "response", "moves")
+    __slots__ = ("owner", "revision", "vocabulary_fingerprint", "edited_tokens", "arithmetics", "response", "moves", "follows_prompt")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class StoredRequest(_message.Message):
     ARITHMETICS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_PROMPT_FIELD_NUMBER: _ClassVar[int]
     owner: str
     revision: int
     vocabulary_fingerprint: str
@@ -97,7 +98,8 @@ class StoredRequest(_message.Message):
     arithmetics: _containers.RepeatedCompositeFieldContainer[ArithmeticSpan]
     response: bytes
     moves: int
-    def __init__(self, owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ..., moves: _Optional[int] = ...) -> None: ...
+    follows_prompt: bool
+    def __init__(self, owner: _Optional[str] = ..., revision: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., edited_tokens: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., response: _Optional[bytes] = ..., moves: _Optional[int] = ..., follows_prompt: _Optional[bool] = ...) -> None: ...
 
 class ArithmeticSpan(_message.Message):
     __slots__ = ("arithmetic", "offset")

@@ -410,7 +410,7 @@ async def test_a_chat_is_written_by_the_template_and_answered(served: Served) ->
 
 async def test_a_model_without_a_template_says_which_flag_gives_one(served: Served) -> None:
     await served.start(template=False)
-    with pytest.raises(openai.BadRequestError, match=r"slipstream serve --chat-template FILE"):
+    with pytest.raises(openai.BadRequestError, match=r"slipstream serve --chat-template chatml"):
         await served.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Hi"}])
 
 

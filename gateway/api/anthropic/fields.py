@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gateway.api.openai.chat import MAX_TOOLS
 from gateway.api.openai.fields import Fields, RequestFields, SamplingFields, SpeculationField, Strings
-from gateway.text.chat_messages import MAX_MESSAGES
+from gateway.text.chat_messages import CONTINUE, MAX_MESSAGES
 from gateway.text.tool_calls import ANY
 from slipstream.errors import InvalidArgument
 
@@ -71,6 +71,12 @@ class CountRequest(RequestFields):
         system = self.system if isinstance(self.system, str | None) else _text(self.system)
         first = [{"role": "system", "content": system}] if system else []
         return [*first, *(data for message in self.messages for data in message.as_template_data())]
+
+    def template_variables(self) -> dict[str, Any]:
+        """A last message of the model's own is the beginning of the answer."""
+        begun = self.messages[-1].as_template_data()[-1]
+        prefilled = begun["role"] == "assistant" and begun["content"] and "tool_calls" not in begun
+        return {CONTINUE: True} if prefilled else {}
 
     def tool_data(self) -> list[dict[str, Any]]:
         """The tools as templates know them; none where the model is to call none."""

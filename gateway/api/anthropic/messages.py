@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,19 +35,21 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         tools = asked.tool_data()
         format = call_format(parts, tools)
-        texts = Texts(chat_of(parts.tokenizer, asked.template_data(), tools))
+        texts = Texts(chat_of(parts.tokenizer, asked.template_data(), tools, asked.template_variables()))
         generate = asked.sampling().to_generate(None, 0, forced_call(format, tools, asked.forced_name))
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         follow = partial(parts.sessions.generate, generate, context, texts=texts)
-        return answer_of_events(MessageEvents(format), follow, context, idle_s, stream=bool(asked.stream))
+        return answer_of_events(
+            MessageEvents(format, asked.stop_sequences or ()), follow, context, idle_s, stream=bool(asked.stream)
+        )
 
     @router.post("/v1/messages/count_tokens")
     async def count(asked: CountRequest, request: Request) -> dict[str, Any]:
         """Tokens of the prompt that a conversation makes."""
         log_unknown(asked)
         parts.router.model(asked.model)
-        tenant, data = context_of(request.scope).tenant, (asked.template_data(), asked.tool_data())
-        tokens = len(await parts.tokenizer.encode_chat(*data, tenant=tenant))
+        data = asked.template_data(), asked.tool_data(), asked.template_variables()
+        tokens = len(await parts.tokenizer.encode_chat(*data, tenant=context_of(request.scope).tenant))
         return {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
 
     return router
@@ -55,7 +58,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
 class MessageEvents:
     """The events of a message: blocks are opened and closed one after the other."""
 
-    def __init__(self, format: str) -> None:
+    def __init__(self, format: str, stops: Sequence[str] = ()) -> None:
+        """`stops`: the client's own."""
+        self._stops = stops
         self._reader = new_reader(format)
         self._started = gateway_pb2.Started()
         self._message: dict[str, Any] = {}
@@ -82,7 +87,7 @@ class MessageEvents:
     def _finish(self, finished: gateway_pb2.Finished) -> dict[str, Any]:
         """The event that tells how the message ended."""
         called = any(block["type"] == "tool_use" for block in self._content)
-        ending, usage = _ending(finished, called=called), _usage(self._started, finished)
+        ending, usage = _ending(finished, self._stops, called=called), _usage(self._started, finished)
         metrics = speculation_metrics(finished.statistics)
         about = ({"metrics": metrics} if metrics else {}) | mixture(finished.statistics)
         self._message = _message(self._started, self._content) | ending | about | {"usage": usage}
@@ -147,13 +152,14 @@ def _message(started: gateway_pb2.Started, content: list[dict[str, Any]]) -> dic
     }
 
 
-def _ending(finished: gateway_pb2.Finished, *, called: bool) -> dict[str, Any]:
+def _ending(finished: gateway_pb2.Finished, stops: Sequence[str], *, called: bool) -> dict[str, Any]:
     reason = "max_tokens" if finished.reason == verifier_pb2.FINISH_REASON_LENGTH else "end_turn"
-    if finished.stop:
+    stop = finished.stop if finished.stop in stops else None
+    if stop:
         reason = "stop_sequence"
     elif called and reason == "end_turn":
         reason = "tool_use"
-    return {"stop_reason": reason, "stop_sequence": finished.stop or None}
+    return {"stop_reason": reason, "stop_sequence": stop}
 
 
 def _tool_use(call: ToolCall, started: gateway_pb2.Started, index: int) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
-from gateway.api.openai.fields import Fields, SamplingFields, TextPart, log_unknown
+from gateway.api.openai.fields import Fields, RequestFields, SamplingFields, TextPart, log_unknown
 from gateway.request_context import RequestContext
 from gateway.requests.texts import RequestText, chat_of
 from gateway.sessions.output_stream import Event
-from gateway.text.chat_messages import MAX_MESSAGES
+from gateway.text.chat_messages import CONTINUE, GENERATE, MAX_MESSAGES
+from gateway.text.chat_template import NAMED
 from gateway.text.tool_calls import ANY, NONE, AnswerReader, Part, ToolCall, forced_call, format_of, new_reader
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -62,22 +63,7 @@ class ChatMessage(Fields):
         return data
 
 
-class ChatFields(SamplingFields):
-    """The prompt of a chat."""
-
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the chat template, such as `enable_thinking`."""
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    """True: the answer goes on with the last message."""
-
-    def template_variables(self) -> dict[str, Any]:
-        asked = {name: getattr(self, name) for name in ("add_generation_prompt", "continue_final_message")}
-        return {**(self.chat_template_kwargs or {}), **{name: on for name, on in asked.items() if on is not None}}
-
-    def template_data(self) -> list[dict[str, Any]]:
-        return [message.as_template_data() for message in self.messages]
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
 class FunctionField(Fields):
@@ -93,9 +79,37 @@ class ToolField(Fields):
     function: FunctionField
 
 
-class ChatRequest(ChatFields):
+class ConversationFields(RequestFields):
+    """The prompt of a chat."""
+
+    messages: Messages
     tools: Annotated[list[ToolField], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    chat_template: str | None = None
+    """Name of one of the model's templates, where it has several. No template is taken from a request."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template, such as `enable_thinking`."""
+    documents: list[dict[str, Any]] | None = None
+    """What some templates put before the conversation, for answers that quote it."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """True: the answer goes on with the last message."""
+
+    def template_variables(self) -> dict[str, Any]:
+        asked = {name: getattr(self, name) for name in (NAMED, "documents", GENERATE, CONTINUE)}
+        return {**(self.chat_template_kwargs or {}), **{name: on for name, on in asked.items() if on is not None}}
+
+    def template_data(self) -> list[dict[str, Any]]:
+        return [message.as_template_data() for message in self.messages]
+
+    def tool_data(self) -> list[dict[str, Any]]:
+        """The tools as templates know them; none where the model is to call none."""
+        if not self.tools or self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+
+class ChatRequest(ConversationFields, SamplingFields):
     parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
     """Comes before `max_tokens`."""
@@ -103,12 +117,6 @@ class ChatRequest(ChatFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     reasoning_effort: str | None = None
     verbosity: str | None = None
-
-    def tool_data(self) -> list[dict[str, Any]]:
-        """The tools as templates know them; none where the model is to call none."""
-        if not self.tools or self.tool_choice == "none":
-            return []
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
 
 def routes(parts: HttpDependencies) -> APIRouter:

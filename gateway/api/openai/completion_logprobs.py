@@ -12,13 +12,13 @@ from slipstream.v1 import gateway_pb2
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-def completion_logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int) -> dict[str, Any]:
-    """`offset`: characters of the choice's text before these tokens."""
+def completion_logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int, text: str) -> dict[str, Any]:
+    """`offset`: characters of the choice's text before these tokens. `text`: theirs."""
     return {
         "tokens": [_name(each.token) for each in logprobs],
         "token_logprobs": [finite(each.logprob) for each in logprobs],
         "top_logprobs": [_top(each) for each in logprobs],
-        "text_offset": _offsets([each.token.bytes for each in logprobs], offset),
+        "text_offset": _offsets([each.token.bytes for each in logprobs], offset, text),
     }
 
 
@@ -27,16 +27,17 @@ def echoed_logprobs(
     prompt: Sequence[gateway_pb2.Logprob],
     output: Sequence[gateway_pb2.Logprob],
     top: int,
+    text: str,
 ) -> dict[str, Any]:
     """Those of the prompt and of the output behind it, with `top` likeliest tokens each. The prompt's first token has
-    none: nothing comes before it."""
-    made = completion_logprobs([*(_cut(each, top) for each in prompt), *output], 0)
+    none: nothing comes before it. `text`: of both."""
+    made = completion_logprobs([*(_cut(each, top) for each in prompt), *output], 0, text)
     beginning = [first.bytes, *(each.token.bytes for each in (*prompt, *output))]
     return {
         "tokens": [_name(first), *made["tokens"]],
         "token_logprobs": [None, *made["token_logprobs"]],
         "top_logprobs": [None, *made["top_logprobs"]],
-        "text_offset": _offsets(beginning, 0),
+        "text_offset": _offsets(beginning, 0, text),
     }
 
 
@@ -76,16 +77,24 @@ def _name(token: gateway_pb2.TokenText) -> str:
     return token.text
 
 
-def _offsets(tokens: Sequence[bytes], offset: int) -> list[int]:
-    """Characters of the text before each token, for tokens that stand behind `offset` characters. A character counts
-    once all its bytes are there."""
-    whole, found, at = b"".join(tokens), list[int](), 0
+def _offsets(tokens: Sequence[bytes], offset: int, text: str) -> list[int]:
+    """Characters of the choice's text before each token, for tokens that stand behind `offset` characters. A character
+    counts once all its bytes are there. A space that the first token has, and `text`, the choice's first, has not, was
+    stripped by the decoder."""
+    whole, found, at, first = b"".join(tokens), list[int](), 0, offset
+    if not offset:
+        offset = min(0, _spaces(text.encode()) - _spaces(whole))
     decoder = _utf8("ignore")
     decoder.decode(whole)
     complete = not decoder.getstate()[0]
     for token in tokens:
-        found.append(offset)
+        found.append(max(first, offset))
         for following in range(at + 1, at + len(token) + 1):
             offset += complete if following == len(whole) else whole[following] & 0xC0 != 0x80
         at += len(token)
     return found
+
+
+def _spaces(text: bytes) -> int:
+    """Spaces at the beginning."""
+    return len(text) - len(text.lstrip(b" "))

@@ -122,16 +122,13 @@ class CompletionCall(Call):
             _silence(choice)
         if not (echoed or choice.text or choice.finished or choice.prompt_logprobs):
             return None
-        made = self._choice(choice, echoed + choice.text, stream.characters, first=began)
+        before = len(await self._echoed(choice)) if self.asked.echo else 0
+        made = self._choice(choice, echoed + choice.text, before + stream.characters, first=began)
         choice.prompt_logprobs = []
         return made
 
     async def _echoed(self, choice: Choice) -> str:
         return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""
-
-    def _prompt(self, choice: Choice) -> gateway_pb2.TokenText:
-        """The prompt's first token, which nothing comes before."""
-        return self.parts.tokenizer.shown(choice.started.prompt_token_ids[0])
 
     async def _echo(self, prompt: str | Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt, self._context.tenant)
@@ -140,11 +137,11 @@ class CompletionCall(Call):
         """`offset`: characters of the choice before the output that is sent. `first`: the prompt is sent with it."""
         logprobs = None
         if self.asked.logprobs is not None and self.asked.echoes_logprobs and first:
-            logprobs = echoed_logprobs(
-                self._prompt(choice), choice.prompt_logprobs, choice.logprobs, self.asked.logprobs
-            )
+            tokens, top = choice.started.prompt_token_ids, self.asked.logprobs
+            first_token = self.parts.tokenizer.shown(tokens[0])  # nothing comes before it
+            logprobs = echoed_logprobs(first_token, choice.prompt_logprobs, choice.logprobs, top, text)
         elif self.asked.logprobs is not None:
-            logprobs = completion_logprobs(choice.logprobs, offset)
+            logprobs = completion_logprobs(choice.logprobs, offset, text)
         made: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs, **ending(choice.finished)}
         if self.asked.prompt_logprobs is not None and first:
             made["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs, self.asked.prompt_logprobs)

@@ -10,18 +10,21 @@ from starlette.responses import Response
 from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.openai.chat import ChatMessage
+from gateway.api.openai.chat import ConversationFields, Messages
 from gateway.api.openai.fields import RequestFields, TokenIds, log_unknown
 from gateway.requests.validation import check_name
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import types_pb2
 
 
-class TokenizeRequest(RequestFields):
+class TokenizeRequest(ConversationFields):
+    """A prompt, or a conversation with what a chat says of it."""
+
     model: str = ""
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None  # type: ignore[assignment]
     add_special_tokens: bool = True
+    """Of a prompt. A chat template writes its own."""
     return_token_strs: bool | None = None
 
 
@@ -51,9 +54,11 @@ def routes(parts: HttpDependencies) -> APIRouter:
         found = _served(parts, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidArgument("Send prompt, or messages.")
-        messages = None if asked.messages is None else [message.as_template_data() for message in asked.messages]
+        variables, tools = asked.template_variables(), asked.tool_data()
+        if asked.messages is None and (variables or tools):
+            raise InvalidArgument("Fields of a chat need messages; a prompt is taken as it is.")
         answer = await parts.tokenizer.tokenized(
-            messages if messages is not None else asked.prompt or "",
+            asked.prompt or "" if asked.messages is None else (asked.template_data(), tools, variables),
             context_of(request.scope).tenant,
             special=asked.add_special_tokens,
             texts=bool(asked.return_token_strs),

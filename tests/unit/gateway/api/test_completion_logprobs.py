@@ -35,17 +35,24 @@ def test_offsets_are_into_the_text_also_where_a_stream_is_cut_within_a_character
         found: list[int] = []
         for part in parts:
             at = len(b"".join(tokens[: len(found)]).decode(errors="ignore"))
-            found += completion_logprobs([logprob(token) for token in part], at)["text_offset"]
+            found += completion_logprobs([logprob(token) for token in part], at, text[at:])["text_offset"]
         assert found == wanted
 
 
 def test_a_token_without_text_moves_no_offset() -> None:
     end = gateway_pb2.Logprob(token=gateway_pb2.TokenText(text="<|end|>"), logprob=-1.0)
-    assert completion_logprobs([logprob(b"ab"), end, logprob(b"c")], 5)["text_offset"] == [5, 7, 7]
+    assert completion_logprobs([logprob(b"ab"), end, logprob(b"c")], 5, "abc")["text_offset"] == [5, 7, 7]
 
 
 def test_the_token_itself_is_among_the_likeliest_and_parts_of_characters_have_names_of_their_own() -> None:
     each = logprob(b"x", (b"\xf0", -0.5), (b"\x9f", -1.0), (b"y", -2.0))
-    (top,) = completion_logprobs([each], 0)["top_logprobs"]
+    (top,) = completion_logprobs([each], 0, "x")["top_logprobs"]
     assert top == {"bytes:\\xf0": -0.5, "bytes:\\x9f": -1.0, "y": -2.0, "x": -3.0}
     assert list(top) == ["bytes:\\xf0", "bytes:\\x9f", "y", "x"], "the likeliest first"
+
+
+def test_a_space_that_the_text_does_not_begin_with_moves_no_offset() -> None:
+    tokens = [logprob(b" "), logprob(b" The"), logprob(b" end")]
+    assert completion_logprobs(tokens, 0, " The end")["text_offset"] == [0, 0, 4]
+    assert completion_logprobs(tokens[1:], 0, "The end")["text_offset"] == [0, 3]
+    assert completion_logprobs(tokens[1:], 7, " The end")["text_offset"] == [7, 11]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -63,6 +63,29 @@ def check(name: str, ids: list[int]) -> list[str]:
 def test_pieces_of_arbitrary_ids_join_to_the_whole_text(name: str, data: st.DataObject) -> None:
     size = TOKENIZERS[name].get_vocab_size(with_added_tokens=True)
     check(name, data.draw(st.lists(st.integers(0, size + 3), max_size=24)))
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS.keys() - {"byte-level"}))
+@given(data=st.data())
+def test_behind_a_prompt_the_text_is_what_the_whole_has_behind_the_prompts(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = st.lists(st.integers(0, tokenizer.get_vocab_size(with_added_tokens=True) + 3), max_size=12)
+    before, output = data.draw(ids), data.draw(ids)
+    words = [tokenizer.id_to_token(token) or "" for token in before]
+    assume(not any(word.startswith("<0x") for word in words))  # bytes may go on in the output
+    detokenizer = DECODINGS[name].detokenizer(before)
+    text = "".join(map(detokenizer.push, output)) + detokenizer.flush()
+    told = tokenizer.decode(before, skip_special_tokens=True)
+    assert told + text == tokenizer.decode(before + output, skip_special_tokens=True)
+
+
+def test_a_prompt_of_many_special_tokens_and_blanks_is_no_beginning_of_a_text() -> None:
+    blank, end, word = (TOKENIZERS["llama"].token_to_id(word) for word in ("▁", "<eos>", "▁a"))
+    for before in ([end] * 100_000, [end, blank] * 3, [blank] * 100_000):
+        detokenizer = DECODINGS["llama"].detokenizer(before)
+        told = TOKENIZERS["llama"].decode(before, skip_special_tokens=True)
+        whole = TOKENIZERS["llama"].decode([*before, word], skip_special_tokens=True)
+        assert told + detokenizer.push(word) == whole
 
 
 @given(text=st.text(max_size=40))
