@@ -151,7 +151,8 @@ class SessionEntry:
         both = min(len(output), len(sent))
         same = next((index for index in range(both) if output[index] != sent[index]), both)
         if same < both or not same_request(record.params, self.params):
-            self.stream.fail(rolled_back(same))
+            revision = gateway_pb2.StoredRequest.FromString(record.params).revision
+            self.stream.fail(rolled_back(revision, same))
             return False
         self.epoch, self.params = record.epoch, record.params
         if output[both:]:
@@ -296,7 +297,12 @@ class SessionRegistry:
         record = await self.read_record(request.session_id, tenant)
         length = len(output_of(record))
         if request.output_tokens > length:
-            raise OutOfRange(f"The session has {length} output tokens; keep at most those.", reason="NO_OFFSET")
+            raise OutOfRange(
+                f"The session has {length} output tokens; keep at most those.",
+                reason="NO_OFFSET",
+                field="output_tokens",
+                numbers={"output_tokens": length},
+            )
         stored, prompt = stored_request(record, tenant), record.tokens[: record.prompt_length]
         self._check_vocabulary(stored)
         resolved, edit = await self._validator.revise(request_of(record), stored, tenant, prompt, request)
@@ -311,7 +317,7 @@ class SessionRegistry:
                 params = with_spans(resolved.params(), spans)
                 session_id, epoch = await self._create_branch(params, tokens, len(resolved.prompt)), 1
             else:
-                cutting = self._cut(record, request.output_tokens, edit, resolved.params())
+                cutting = self._cut(record, request.output_tokens, edit, resolved.params(), resolved.revision)
                 session_id, epoch = record.id, await _uninterrupted(cutting)
         except SlipstreamError:
             tenant.give_back(charged, shared=shared)
@@ -319,10 +325,10 @@ class SessionRegistry:
         key = types_pb2.SessionKey(id=session_id, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
 
-    async def _cut(self, record: SessionRecord, output: int, edit: Sequence[int], params: bytes) -> int:
+    async def _cut(self, record: SessionRecord, output: int, edit: Sequence[int], params: bytes, revision: int) -> int:
         async with self._ownership.lock(record.id):
             if entry := self._entries.get(record.id):
-                entry.stream.fail(rolled_back(output))
+                entry.stream.fail(rolled_back(revision, output))
                 await self._let_go(entry)
             return await self._ownership.cut(record, record.prompt_length + output, edit, params)
 
@@ -374,6 +380,7 @@ class SessionRegistry:
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
             annotation=request.annotation,
             arithmetics=[each for each in stored.arithmetics if each.arithmetic],
+            revision=stored.revision,
         )
 
     async def read_events(self, session_id: str, tenant: Tenant) -> list[Event]:

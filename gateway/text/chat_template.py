@@ -21,7 +21,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import FIELDS_CONFLICT, FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 
 MAX_STEPS = 1_000_000
@@ -65,7 +65,11 @@ class ChatTemplate:
         template, variables = self._template(bool(tools)), variables or {}
         unfinished = bool(variables.get("continue_final_message"))
         if unfinished and variables.get("add_generation_prompt"):
-            raise InvalidArgument("continue_final_message and add_generation_prompt exclude each other; send one.")
+            raise InvalidArgument(
+                "continue_final_message and add_generation_prompt exclude each other; send one.",
+                reason=FIELDS_CONFLICT,
+                field="chat.template_variables_json",
+            )
         given = {
             "messages": [{name: value for name, value in each.items() if value is not None} for each in messages],
             "tools": list(tools) or None,

@@ -244,7 +244,9 @@ def parsed_arguments(arguments: str) -> Any:
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument("The arguments of a tool call in the conversation are not JSON.") from error
+        raise InvalidArgument(
+            "The arguments of a tool call in the conversation are not JSON.", reason="NOT_JSON", field="messages"
+        ) from error
 
 
 def _call_data(call: ToolCallField) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from gateway.api.http.entry import context_of
 from gateway.api.openai.chat import ChatMessage
 from gateway.api.openai.fields import RequestFields, TokenIds, log_unknown
 from gateway.requests.validation import check_name
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FIELD_MISSING, InvalidArgument
 from slipstream.v1 import types_pb2
 
 
@@ -41,7 +41,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model."""
-        check_name(name)
+        check_name("model", name)
         return _model(parts.router.model(name), parts)
 
     @router.post("/tokenize", response_model=dict[str, Any])
@@ -50,7 +50,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         found = _served(parts, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
-            raise InvalidArgument("Send prompt, or messages.")
+            raise InvalidArgument("Send prompt, or messages.", reason=FIELD_MISSING, field="prompt")
         messages = None if asked.messages is None else [message.as_template_data() for message in asked.messages]
         answer = await parts.tokenizer.tokenized(
             messages if messages is not None else asked.prompt or "",
@@ -73,7 +73,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
 
 def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:
-    check_name(name)
+    check_name("model", name)
     return parts.router.model(name)
 
 

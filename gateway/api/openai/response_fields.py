@@ -10,7 +10,7 @@ from pydantic import Field
 from gateway.api.openai.chat import MAX_TOOLS, parsed_arguments
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields
 from gateway.text.chat_messages import MAX_MESSAGES
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 
 
 class ContentPart(Fields):
@@ -95,9 +95,13 @@ class ResponseRequest(SamplingFields):
     def check(self) -> None:
         """Raises InvalidArgument for what this server does not do."""
         if self.background and self.store is False:
-            raise InvalidArgument("A response in the background is read later; leave store: false out.")
+            raise InvalidArgument(
+                "A response in the background is read later; leave store: false out.",
+                reason=FIELDS_CONFLICT,
+                field="store",
+            )
         if self.choices != 1:
-            raise InvalidArgument("A response has one choice; leave n out.")
+            raise InvalidArgument("A response has one choice; leave n out.", reason="FIELD_NOT_SERVED", field="n")
         if self.text and self.text.format:
             self.response_format = _response_format(self.text.format)
         self.max_tokens = self.max_output_tokens or self.max_tokens
@@ -124,5 +128,5 @@ def _response_format(format: TextFormat) -> ResponseFormat:
     if format.type != "json_schema":
         return ResponseFormat(type=format.type)
     if format.schema_ is None:
-        raise InvalidArgument("text.format json_schema has no schema.")
+        raise InvalidArgument("text.format json_schema has no schema.", reason=FIELD_MISSING, field="text")
     return ResponseFormat(type=format.type, json_schema=JsonSchemaField(schema=format.schema_))

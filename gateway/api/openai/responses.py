@@ -22,7 +22,6 @@ from pydantic import Field, TypeAdapter
 from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.errors import FieldNotFound
 from gateway.api.http.reply import Answer, Follow, Reply, answer_of_events
 from gateway.api.openai.chat import call_format, forced_name
 from gateway.api.openai.fields import log_unknown
@@ -37,7 +36,7 @@ from gateway.sessions.registry import Send
 from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.tool_calls import forced_call, new_reader
 from gateway.text.worker import inflated
-from slipstream.errors import InvalidArgument, NotFound
+from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "resp_"
@@ -64,7 +63,12 @@ def routes(parts: HttpDependencies) -> APIRouter:
         )
         messages = [*before, *asked.template_data()]
         if len(messages) > MAX_MESSAGES:
-            raise InvalidArgument(f"The conversation is above {MAX_MESSAGES} messages; begin another one.")
+            raise InvalidArgument(
+                f"The conversation is above {MAX_MESSAGES} messages; begin another one.",
+                reason=TOO_MANY_ITEMS,
+                field="input",
+                numbers={"items": len(messages), "limit": MAX_MESSAGES},
+            )
         prompt = chat_of(parts.tokenizer, [*asked.system_data(), *messages], tools)
         wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
         stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
@@ -128,18 +132,18 @@ async def _unpack(parts: HttpDependencies, kept: bytes, tenant: Tenant) -> Store
 
 
 async def _conversation(parts: HttpDependencies, name: str, tenant: Tenant) -> list[dict[str, Any]]:
-    """The messages of a response's conversation, its output the last of them. Raises FieldNotFound for a response that
+    """The messages of a response's conversation, its output the last of them. Raises NotFound for a response that
     is not stored or another tenant's, FailedPrecondition for one that goes on."""
     try:
         if not re.fullmatch(RESPONSE_ID, name):
-            raise NotFound("This is no response's id.")
+            raise NotFound("This is no response's id.", reason="NO_RESPONSE")
         session, stored = await _stored(parts, name, tenant)
         events = await parts.sessions.read_events(session.key.id, tenant)
     except NotFound as error:
-        raise FieldNotFound(
-            "previous_response_id",
+        raise NotFound(
             "There is no such response: it was not stored, or expired. Send the whole conversation as input.",
             reason="PREVIOUS_RESPONSE_NOT_FOUND",
+            field="previous_response_id",
         ) from error
     made = _events(stored)
     for event in events:
