@@ -92,7 +92,7 @@ def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     config = parts.config
     limits = BodyLimits(_body_bytes(config.max_prompt_bytes), config.max_prompt_bytes, config.http_idle_s)
     bodies = BodyReader(limits, parts.work, partial(_most_bytes, parts))
-    hosts = local_hosts(config.http, config.http_origins) if keys is None else None
+    hosts = local_hosts(config.http, config.http_origins, config.http_hosts) if keys is None else None
     entry: Application = Entry(app, keys, bodies, hosts)
     if config.http_origins:  # around the entry: browsers ask without a key whether they may ask
         allowed: Any = {"allow_origins": config.http_origins, "allow_methods": ["*"], "allow_headers": ["*"]}

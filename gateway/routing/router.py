@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
@@ -94,6 +94,8 @@ class Router:
         """DNS names whose addresses are added to these lists and removed from them."""
         self.pools: dict[str, bool] = {}
         """Configured drafter names, some perhaps not reached yet, and whether they are trusted."""
+        self.aliases: Mapping[str, str] = {}
+        """Models by further names of theirs; an empty name for the only one."""
         self.affinity: PrefixAffinity[VerifierWorker] = PrefixAffinity()
         self.changes = Broadcast()
         """Notified whenever a worker came, went or changed its load."""
@@ -122,8 +124,10 @@ class Router:
         return known
 
     def model(self, name: str) -> types_pb2.ModelInfo:
-        """Raises NotFound for an unknown name, InvalidArgument for none where several models are served."""
+        """The model of this name, or alias. Raises NotFound for an unknown name, InvalidArgument for none where several
+        models are served."""
         known = self.models()
+        name = name if name in known else self.aliases.get(name, name)
         if not name and len(known) > 1:
             raise InvalidArgument(
                 f"Several models are served; name one of {', '.join(sorted(known))}.",

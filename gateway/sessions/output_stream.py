@@ -171,6 +171,10 @@ class OutputStream:
             if not self._clients:
                 self.wake()
 
+    def so_far(self) -> list[Event]:
+        """What a client that joins now would get at once."""
+        return [self.started, *(delta for delta, _, _ in self._deltas(0, None))]
+
     @property
     def followed(self) -> bool:
         """Whether a client follows it."""

@@ -392,6 +392,20 @@ class SessionRegistry:
             raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
         return [event async for event in (await self._ended_stream(record)).follow()]
 
+    async def events_so_far(self, session_id: str, tenant: Tenant) -> list[Event]:
+        """The events of what a session has written: all that may be shown of one that goes on, without an end. Raises
+        what `read_events` raises, but for a session that goes on."""
+        record = await self.read_record(session_id, tenant)
+        self._check_vocabulary(stored_request(record, tenant))
+        if record.outcome:
+            return [event async for event in (await self._ended_stream(record)).follow()]
+        return (await self._replayed(record)).so_far()
+
+    async def delete(self, session_id: str, tenant: Tenant) -> None:
+        """End the session, wherever it runs, and remove its record. Raises what `cancel` raises."""
+        await self.cancel(session_id, tenant)
+        await self._ownership.store.delete(session_id)
+
     async def read_record(self, session_id: str, tenant: Tenant) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
         expired, or is another tenant's."""
@@ -496,11 +510,16 @@ class SessionRegistry:
             )
 
     async def _ended_stream(self, record: SessionRecord) -> OutputStream:
+        stream = await self._replayed(record)
+        _finish_stream(stream, record)
+        return stream
+
+    async def _replayed(self, record: SessionRecord) -> OutputStream:
+        """A stream of the record's output, without an end."""
         stream = self._new_stream(record)
         for start in range(record.prompt_length, len(record.tokens), PIECE):
             stream.append_tokens(record.tokens[start : start + PIECE])
             await asyncio.sleep(0)  # other sessions' tokens do not wait for all of a long text
-        _finish_stream(stream, record)
         return stream
 
     def _new_stream(self, record: SessionRecord) -> OutputStream:

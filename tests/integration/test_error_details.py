@@ -42,7 +42,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, dict[str, float]]] = [
     ({"max_tokens": 0}, "NO_TOKENS", "max_tokens", {}),
     ({"prompt": ""}, "EMPTY_PROMPT", "prompt", {}),
     ({"stop": ["a"] * 17}, "TOO_MANY_ITEMS", "stop", {"items": 17, "limit": 16}),
-    ({"stop": [""]}, "STOP_STRING", "stop", {"least": 1, "most": 64}),
+    ({"stop": [""]}, "STOP_STRING", "stop", {"least": 1, "most": 1024}),
     ({"stop_token_ids": range(65)}, "TOO_MANY_ITEMS", "stop_token_ids", {"items": 65, "limit": 64}),
     ({"top_logprobs": 21, "logprobs": True}, "NUMBER_OUT_OF_RANGE", "top_logprobs", {"least": 0, "most": 20}),
     ({"top_logprobs": 1}, "FIELD_MISSING", "logprobs", {}),

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 
 from gateway.requests.texts import RequestText, Room, Texts, part_of
 from gateway.text.tokenizer import Tokenizer
@@ -76,6 +76,12 @@ Strings = Annotated[list[str], Field(fail_fast=True)]
 
 class Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """A whole number that is written as 16.0, as clients whose language has one kind of numbers do."""
+        return int(value) if type(value) is float and value.is_integer() else value
 
 
 class RequestFields(Fields):

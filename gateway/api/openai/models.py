@@ -35,14 +35,19 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The models that can be asked for."""
-        return {"object": "list", "data": [_model(each, parts) for each in parts.router.models().values()]}
+        """The models that can be asked for, by each of their names."""
+        known = parts.router.models()
+        aliases = {alias: model or next(iter(known)) for alias, model in parts.router.aliases.items()}
+        named = known | {alias: known[model] for alias, model in aliases.items() if model in known}
+        data = [_model(name, each, parts) for name, each in named.items()]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return {"object": "list", "data": data, **ends}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model."""
         check_name("model", name)
-        return _model(parts.router.model(name), parts)
+        return _model(name, parts.router.model(name), parts)
 
     @router.post("/tokenize", response_model=dict[str, Any])
     async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
@@ -77,11 +82,15 @@ def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:
     return parts.router.model(name)
 
 
-def _model(model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any]:
+def _model(name: str, model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any]:
+    """As clients of OpenAI's, and those of Anthropic's, read it. `name`: one of the model's."""
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
         "owned_by": "slipstream",
         "root": model.name,
         "parent": None,
