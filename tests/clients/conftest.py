@@ -15,7 +15,7 @@ import pytest
 from tests.clients.environments import ROOT
 
 REQUIRED = "CLIENTS_REQUIRED"
-"""Set to 1 by `make test-clients`: environments are made and every client runs. Else all of them are left out, visibly."""
+"""Set to 1 by `make test-clients`: environments are made and every client runs. Else all are left out, visibly."""
 
 
 @dataclass(frozen=True)

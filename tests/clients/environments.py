@@ -1,5 +1,5 @@
-"""An environment for each client under .cache/clients, with the versions that are named here: made once, and again where
-the names changed. Nothing of it touches the project's own environment."""
+"""An environment for each client under .cache/clients, with the versions that are named here: made once, and again
+where the names changed. Nothing of it touches the project's own environment."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def node(name: str) -> Environment:
 
 def go() -> Environment:
     folder = FOLDER / "go"
-    more = {name: str(folder / part) for name, part in (("GOMODCACHE", "modules"), ("GOCACHE", "built"), ("GOBIN", "bin"))}
+    more = {
+        name: str(folder / part) for name, part in (("GOMODCACHE", "modules"), ("GOCACHE", "built"), ("GOBIN", "bin"))
+    }
     package = "example.com/client/slipstreamv1"
 
     def make() -> None:
@@ -130,7 +132,9 @@ def java() -> Environment:
 
     def make() -> None:
         shutil.copytree(ROOT / "examples" / "java", folder)
-        _run(["mvn", "-q", "-B", f"-Dmaven.repo.local={folder / 'repository'}", f"-Dprotos={PROTOS}", "package"], folder)
+        _run(
+            ["mvn", "-q", "-B", f"-Dmaven.repo.local={folder / 'repository'}", f"-Dprotos={PROTOS}", "package"], folder
+        )
 
     _made(folder, [_sources("java")], make)
     classes = f"{folder / 'target' / 'client-1.jar'}:{folder / 'target' / 'dependency'}/*"
@@ -186,5 +190,7 @@ def _run(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClientFailed(f"{command[0]}: {error}") from error
     if done.returncode:
-        raise ClientFailed(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-6000:]}")
+        raise ClientFailed(
+            f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-6000:]}"
+        )
     return done.stdout

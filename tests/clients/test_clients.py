@@ -1,7 +1,7 @@
 """Clients that nobody here wrote, each in an environment of its own, against `slipstream serve` on the shipped pair.
 
-A client's program prints a line for each thing that worked: what it has to print is written here, so that a program that
-leaves something out fails. What texts say is the shipped pair's affair; that they are the same on each way is not.
+A client's program prints a line for each thing that worked. What it has to print is written here: a program that leaves
+something out fails. What texts say is the shipped pair's affair; that they are the same on each way is not.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def test_a_client_of_the_http_api_does_all_of_it(
 @pytest.mark.slow
 @pytest.mark.timeout(environments.BUILD_S + environments.RUN_S)
 @pytest.mark.parametrize("language", ["go", "rust", "java"])
-def test_a_client_of_the_protos_generates_resumes_and_reads_an_error(language: str, environment: object, served: Served) -> None:
+def test_a_client_of_the_protos_generates_resumes_and_reads_an_error(
+    language: str, environment: object, served: Served
+) -> None:
     """From `examples/`, with the two files that an application needs."""
     said = getattr(environments, language)().run(served.grpc)
     head, _, error = said.rstrip().rpartition("\nerror ")

@@ -40,7 +40,9 @@ print("done chat")
 stream = client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True})
 chunks = list(stream)
 said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-assert said == answer.choices[0].message.content and chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+assert (
+    said == answer.choices[0].message.content and chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+)
 print("done stream")
 
 format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
