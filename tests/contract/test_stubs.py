@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+from gateway.config import BESIDES_BYTES, GatewayConfig
+from gateway.gateway import REFUSED_BYTES
+from gateway.requests import validation
+from gateway.text.chat_messages import MAX_MESSAGES
+from slipstream.rpc import proto_conversion
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.server import SERVER_OPTIONS
+from slipstream.speculation import sampling_params
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2, worker_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,3 +89,29 @@ def test_the_document_and_the_programs_have_one_service_configuration() -> None:
     assert methods <= set(known) and not methods & {"Generate", "Resume", "Rollback"}
     assert all(f'"method", "{method}"' in java for method in methods)
     assert found["healthCheckConfig"]["serviceName"] in java
+
+
+def test_the_limits_in_comments_are_those_that_are_checked() -> None:
+    files = [(ROOT / f"protos/slipstream/v1/{name}.proto").read_text() for name in ("gateway", "types")]
+    text = re.sub(r"\n\s*// ?", " ", "\n".join(files))
+    config = GatewayConfig(verifiers=("a:1",), tokenizer="none")
+    most = 2 * config.max_prompt_bytes + BESIDES_BYTES
+    stops = f"at most {config.max_stop_strings} (GATEWAY_MAX_STOP_STRINGS) of 1 to {config.max_stop_bytes} bytes"
+    for limit in (
+        stops,
+        f"At most {config.max_stop_tokens} (GATEWAY_MAX_STOP_TOKENS)",
+        f"At most {validation.MAX_NAMES}, of at most {validation.MAX_NAME_CHARACTERS} characters",
+        f"at most {MAX_MESSAGES}.",
+        f"at most {proto_conversion.MAX_LABEL_BYTES} bytes",
+        f"{sampling_params.MAX_NAMED_TOKENS} tokens of the vocabulary: each in [-100, 100]",
+        f"0 is greedy decoding; else in [{sampling_params.LEAST_TEMPERATURE:g}, 100]",
+        f"In [{sampling_params.LEAST_REPETITION_PENALTY:g}, 100]; 1 is neutral",
+        f"0 to {sampling_params.MAX_TOP_LOGPROBS}",
+        f"{proto_conversion.MAX_PROMPT_LOGPROBS:,} numbers",
+        f"GATEWAY_MAX_PROMPT_BYTES, {config.max_prompt_bytes >> 20} MiB (TEXT_TOO_LONG)",
+        f"{most >> 20} MiB by default and never more than {MAX_MESSAGE_BYTES >> 20} MiB",
+        f"by more than {REFUSED_BYTES >> 20} MiB it is refused by the gRPC library",
+        f"metadata above {dict(SERVER_OPTIONS)['grpc.absolute_max_metadata_size'] >> 10} KiB",
+        f"{validation.MAX_ANNOTATION_BYTES >> 10} KiB and {validation.ANNOTATION_BYTES_A_TOKEN} bytes for each token",
+    ):
+        assert limit.lower() in text.lower(), limit
