@@ -12,7 +12,16 @@ from typing import Any
 import grpc
 
 from drafter_svc.tracing import DraftTrace
-from slipstream.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.errors import (
+    BAD_COMMAND,
+    NUMBER_OUT_OF_RANGE,
+    TOO_MANY_ITEMS,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    SlipstreamError,
+)
 from slipstream.fair_shares import may_take_slot
 from slipstream.proposers.draft_tree import DraftNode
 from slipstream.proposers.drafting.scheduler import DraftScheduler, Subscriber
@@ -114,20 +123,24 @@ class VerifierStream:
         elif kind == "close":
             self._scheduler.remove_session(self._sessions.pop(command.session))
         else:
-            raise InvalidArgument("the command is empty; send open, commit, policy or close.")
+            raise InvalidArgument("the command is empty; send open, commit, policy or close.", reason=BAD_COMMAND)
 
     def _commit(self, session: DraftSession, commit: drafter_pb2.DraftCommit) -> None:
         if len(session.tokens) >= session.max_length:
             return  # nothing is proposed for it any more, so nothing need be kept of what follows
         if len(commit.token_ids) > session.max_length:
-            raise InvalidArgument("a commit has more tokens than the whole session; send the round's.")
+            raise InvalidArgument(
+                "a commit has more tokens than the whole session; send the round's.", reason=TOO_MANY_ITEMS
+            )
         tokens = _tokens(commit.token_ids, session.vocabulary_size)
         session.commit(commit.base_length, tokens, traced=commit.traced)
         self._scheduler.session_changed(session)
 
     def _open(self, number: int, epoch: int, request: drafter_pb2.DraftOpen) -> None:
         if number in self._sessions:
-            raise InvalidArgument("the session's number is in use on this stream; close it, or take another one.")
+            raise InvalidArgument(
+                "the session's number is in use on this stream; close it, or take another one.", reason=BAD_COMMAND
+            )
         self._check(request)
         session = self._session(number, epoch, request)
         held, used = self._scheduler.sessions_of(request.tenant), len(self._scheduler)
@@ -178,7 +191,9 @@ class VerifierStream:
                 reason="VOCABULARY_MISMATCH",
             )
         if not 0 < request.prefix.prompt_length <= length < request.max_length:
-            raise InvalidArgument("the prefix must hold the prompt and be shorter than max_length.")
+            raise InvalidArgument(
+                "the prefix must hold the prompt and be shorter than max_length.", reason="PROMPT_TOO_LONG"
+            )
         if length >= mine.max_length:
             raise ResourceExhausted(f"the draft model holds {mine.max_length} tokens; decode without it.")
         proto_conversion.check_sizes(request.sampling)
@@ -191,7 +206,7 @@ class VerifierStream:
 
     def _policy(self, policy: drafter_pb2.DraftPolicy) -> DraftPolicy:
         if not policy.min_path_probability >= 0.0:  # not a number either
-            raise InvalidArgument("min_path_probability must be a number of at least 0.")
+            raise InvalidArgument("min_path_probability must be a number of at least 0.", reason=NUMBER_OUT_OF_RANGE)
         return DraftPolicy(min(policy.max_nodes, self._limits.max_nodes), policy.min_path_probability)
 
     def _send_nodes(self, session: DraftSession, trace: DraftTrace | None, nodes: list[DraftNode]) -> None:
@@ -231,7 +246,9 @@ def _tokens(token_ids: Any, vocabulary_size: int) -> list[int]:
     """Raises InvalidArgument for an id that the target does not have."""
     tokens = list(token_ids)
     if tokens and max(tokens) >= vocabulary_size:
-        raise InvalidArgument(f"a token lies outside the target's vocabulary of {vocabulary_size}.")
+        raise InvalidArgument(
+            f"a token lies outside the target's vocabulary of {vocabulary_size}.", reason="TOKEN_OUT_OF_RANGE"
+        )
     return tokens
 
 
@@ -239,8 +256,17 @@ def _check_hints(request: drafter_pb2.DraftOpen) -> None:
     """Raises InvalidArgument for a prediction or a salt that no correct verifier sends."""
     prediction, target = request.prediction_token_ids, request.target
     if len(prediction) > target.max_length:
-        raise InvalidArgument(f"the prediction has more tokens than the target's {target.max_length}; shorten it.")
+        raise InvalidArgument(
+            f"the prediction has more tokens than the target's {target.max_length}; shorten it.",
+            reason="PREDICTION_TOO_LONG",
+        )
     if prediction and max(prediction) >= target.vocabulary_size:
-        raise InvalidArgument(f"the prediction names a token outside the vocabulary of {target.vocabulary_size}.")
+        raise InvalidArgument(
+            f"the prediction names a token outside the vocabulary of {target.vocabulary_size}.",
+            reason="TOKEN_OUT_OF_RANGE",
+        )
     if max(len(request.cache_salt.encode()), len(request.tenant.encode())) > proto_conversion.MAX_LABEL_BYTES:
-        raise InvalidArgument(f"cache salt and tenant have at most {proto_conversion.MAX_LABEL_BYTES} bytes each.")
+        raise InvalidArgument(
+            f"cache salt and tenant have at most {proto_conversion.MAX_LABEL_BYTES} bytes each.",
+            reason="LABEL_TOO_LONG",
+        )

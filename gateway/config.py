@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from gateway.routing.discovery import by_name
@@ -49,6 +50,11 @@ class GatewayConfig:
     """Seconds that an HTTP client has to send a request, and to take what is written to it."""
     http_origins: tuple[str, ...] = ()
     """Origins of web pages that browsers may let use the HTTP API (CORS); `*` for all."""
+    http_hosts: tuple[str, ...] = ()
+    """Names in `Host` that a gateway without keys on a loopback address answers to besides this machine's own, such as
+    `host.docker.internal` or a proxy's; `*` for all."""
+    model_aliases: tuple[str, ...] = ()
+    """Further names of models, as ALIAS=MODEL; where one model is served, ALIAS alone. Answers name the model."""
     tool_calls: str = "auto"
     """The format in which the model calls tools: `hermes`, `llama3_json`, `mistral`; `auto` reads it off the chat
     template."""
@@ -110,7 +116,7 @@ class GatewayConfig:
     """Processes that read long texts and large bodies at a time; one tenant has all but one of them."""
     max_stop_strings: int = 16
     """Most stop strings of one request."""
-    max_stop_bytes: int = 64
+    max_stop_bytes: int = 1024
     """Most bytes of one stop string."""
     max_stop_tokens: int = 64
     """Most stop tokens of one request."""
@@ -171,6 +177,7 @@ class GatewayConfig:
             raise InvalidArgument(f"GATEWAY_TOOL_CALLS={self.tool_calls!r}; choose one of {', '.join(TOOL_FORMATS)}.")
         if self.generation_config not in ("auto", "none"):
             raise InvalidArgument(f"GATEWAY_GENERATION_CONFIG={self.generation_config!r}; choose auto or none.")
+        self.parsed_aliases()
         self._check_store()
         self._check_drafters()
         check_logs(self.log_level, self.log_format)
@@ -178,6 +185,15 @@ class GatewayConfig:
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""
         return parse(self.rules, self._drafter_names)
+
+    def parsed_aliases(self) -> dict[str, str]:
+        """Model by alias; an empty name for the only one. Raises InvalidArgument for a setting that cannot be read."""
+        found = [re.fullmatch(r"\s*([^=\s][^=]*?)\s*(?:=\s*(\S.*))?", alias) for alias in self.model_aliases]
+        if not all(found):
+            raise InvalidArgument(
+                f"GATEWAY_MODEL_ALIASES={','.join(self.model_aliases)!r}; write ALIAS=MODEL, or ALIAS alone."
+            )
+        return {pair[1]: pair[2] or "" for pair in found if pair}
 
     def parsed_experiment(self) -> Experiment | None:
         """Raises InvalidArgument that names the arm and what is wrong with it."""

@@ -34,6 +34,7 @@ class ConfiguredWorkers:
 
     def router(self, clock: Callable[[], float]) -> Router:
         router = Router(clock)
+        router.aliases = self.config.parsed_aliases()
         self._add_verifiers(router)
         self._add_drafters(router)
         return router

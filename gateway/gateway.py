@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 OFF = "off"
 CONNECTION_AGE_MS = 30 * 60 * 1000
+REFUSED_BYTES = 1 << 20
+"""Above the largest request, in which one is read to be refused with a reason."""
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +136,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
         service = GatewayService(sessions, router, tokenizer, trial)
         keys = _open_keys(config, outside, quota)
-        server = Server([service.register], _access(config, outside, keys), _grpc_options(config))
+        server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config))
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
@@ -280,14 +282,16 @@ def _access(config: GatewayConfig, outside: GatewayDependencies, keys: ApiKeys |
     return AccessControl(credentials, authenticating(keys))
 
 
-def _grpc_options(config: GatewayConfig) -> dict[str, int]:
-    """gRPC's options of the port for clients. An old connection is closed once its streams have ended, so that clients
-    spread over new gateways."""
-    most = 2 * config.max_prompt_bytes + BESIDES_BYTES  # a prompt and a prediction
-    return {
-        "grpc.max_receive_message_length": min(MAX_MESSAGE_BYTES, most),
+def _grpc_limits(config: GatewayConfig) -> tuple[dict[str, int], int]:
+    """gRPC's options of the port for clients, and the most bytes of a request. An old connection is closed once its
+    streams have ended, so that clients spread over new gateways."""
+    most = min(MAX_MESSAGE_BYTES, 2 * config.max_prompt_bytes + BESIDES_BYTES)  # a prompt and a prediction
+    options = {
+        # Above its limit a request is refused with what the limit is; far above it by gRPC, which then reads nothing.
+        "grpc.max_receive_message_length": most + REFUSED_BYTES,
         "grpc.max_connection_age_ms": CONNECTION_AGE_MS,
     }
+    return options, most
 
 
 def _request_metrics(config: GatewayConfig) -> RequestMetrics:

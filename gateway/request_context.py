@@ -19,6 +19,10 @@ class RequestContext:
     """Address of the client, in the form that gRPC writes it: `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`."""
     tenant: Tenant = OPEN
     """Whose call it is."""
+    http_method: str = ""
+    """Of a call by HTTP, as `http_route`."""
+    http_route: str = ""
+    """The path of its route, with the names of its parameters: `/v1/responses/{name}`."""
     trailers: dict[str, str] = field(default_factory=dict)
     """Metadata that is sent after the answer or the error: filled in while the request is served."""
 

@@ -13,7 +13,8 @@
     ├── DeadlineExceeded     the remaining time ran out
     └── Internal             a bug or broken numbers; never the caller's fault
 
-A message is a sentence with the remedy in it. `reason` is a stable word for programs (`ErrorInfo.reason`).
+A message is a sentence with the remedy in it. `reason` is a stable word for programs (`ErrorInfo.reason`), `field` the
+part of the request that is wrong, `numbers` what the sentence says in numbers, such as a limit.
 
 What a server sends for an exception, whatever protocol it speaks: `typed_error`, `message_to_send`, `retry_delay_s`.
 """
@@ -22,7 +23,8 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import grpc
 
@@ -56,6 +58,30 @@ SESSION_FAULT = "SESSION_FAULT"
 DEVICE_MEMORY = "DEVICE_MEMORY"
 """A pass with this session alone needs more memory than the verifier's device has."""
 
+# Reasons of INVALID_ARGUMENT that belong to no single field.
+BAD_COMMAND = "BAD_COMMAND"
+"""Another role's command or frame breaks the contract between services."""
+FIELD_INVALID = "FIELD_INVALID"
+"""A value has another type, or another shape, than the field."""
+FIELD_MISSING = "FIELD_MISSING"
+"""A field is needed that was not sent."""
+FIELDS_CONFLICT = "FIELDS_CONFLICT"
+"""Two fields exclude each other."""
+NOT_PROTOBUF = "NOT_PROTOBUF"
+"""A message is no protobuf of this contract."""
+PROTOCOL = "PROTOCOL"
+"""A drafter's frame of candidates, or a verifier's round, is invalid."""
+NOT_UNICODE = "NOT_UNICODE"
+"""A text holds what is no Unicode."""
+MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+"""A message, or an item of a stream, is larger than what its receiver takes."""
+NUMBER_OUT_OF_RANGE = "NUMBER_OUT_OF_RANGE"
+"""A number is outside the range that its field has (`least`, `most`)."""
+TOO_MANY_ITEMS = "TOO_MANY_ITEMS"
+"""A list, or a map, has more items than its field may have (`limit`)."""
+VALUE_UNKNOWN = "VALUE_UNKNOWN"
+"""A word or a number of an enumeration names nothing that this server has."""
+
 CONTROL_FLOW = (KeyboardInterrupt, SystemExit, CancelledError, GeneratorExit)
 """Exceptions that are no faults. Any other BaseException may be a native library's (pyo3's PanicException)."""
 
@@ -82,12 +108,24 @@ class SlipstreamError(Exception):
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str, *, reason: str = "", retry_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        retry_s: float | None = None,
+        field: str = "",
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason or self.code.name
         self.retry_s = retry_s
         """Seconds after which a retry may work, where they are known."""
+        self.field = field
+        """Path of the request's field that is wrong, by its names in the protos; empty: no single one is."""
+        self.numbers: Mapping[str, float] = numbers or {}
+        """By name: what was sent, what is allowed (`limit`, or `least` and `most`), what is left."""
 
 
 class InvalidArgument(SlipstreamError):
@@ -137,9 +175,10 @@ class Internal(SlipstreamError):
 _BY_CODE: dict[int, type[SlipstreamError]] = {kind.code.value[0]: kind for kind in SlipstreamError.__subclasses__()}
 
 
-def from_code(code: int, message: str, reason: str) -> SlipstreamError:
-    """The exception for a numeric gRPC status code (google.rpc.Code), as it travels inside frames."""
-    return _BY_CODE.get(code, Internal)(message, reason=reason)
+def from_code(code: int, message: str, reason: str, **more: Any) -> SlipstreamError:
+    """The exception for a numeric gRPC status code (google.rpc.Code), as it travels inside frames. `more`: what else
+    SlipstreamError takes."""
+    return _BY_CODE.get(code, Internal)(message, reason=reason, **more)
 
 
 def code_number(error: SlipstreamError) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.errors import KV_TOO_SMALL, InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.errors import (
+    BAD_COMMAND,
+    KV_TOO_SMALL,
+    NUMBER_OUT_OF_RANGE,
+    TOO_MANY_ITEMS,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+)
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2
@@ -21,35 +29,45 @@ MAX_ADDRESS_CHARACTERS = 261
 def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.ModelInfo) -> None:
     """Raises InvalidArgument for an Open that this model can never serve."""
     if request.key.epoch != epoch or epoch < 1:
-        raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.")
+        raise InvalidArgument("the key's epoch must be the command's, and epochs start at 1.", reason=BAD_COMMAND)
     if not 1 <= len(request.key.id) <= proto_conversion.MAX_ID_CHARACTERS:
-        raise InvalidArgument(f"a session id has 1 to {proto_conversion.MAX_ID_CHARACTERS} characters.")
+        raise InvalidArgument(
+            f"a session id has 1 to {proto_conversion.MAX_ID_CHARACTERS} characters.", reason="LABEL_TOO_LONG"
+        )
     labels = (request.workload, request.cache_salt, request.tenant)
     if max(len(label.encode()) for label in labels) > proto_conversion.MAX_LABEL_BYTES:
         most = proto_conversion.MAX_LABEL_BYTES
-        raise InvalidArgument(f"workload, cache_salt and tenant have at most {most} bytes each.")
+        raise InvalidArgument(
+            f"workload, cache_salt and tenant have at most {most} bytes each.", reason="LABEL_TOO_LONG"
+        )
     proto_conversion.check_sizes(request.sampling)
     if len(request.stop_token_ids) > MAX_STOP_TOKENS:
-        raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.")
+        raise InvalidArgument(f"a session has at most {MAX_STOP_TOKENS} stop tokens.", reason=TOO_MANY_ITEMS)
     _check_tokens(request, model)
     structured = request.structured_output.WhichOneof("format") is not None
     if structured and not set(model.eos_token_ids) <= set(request.stop_token_ids):
         raise InvalidArgument(
-            "a structured output ends with an end-of-text token; name all of the model's as stop tokens."
+            "a structured output ends with an end-of-text token; name all of the model's as stop tokens.",
+            reason="ENDLESS_GRAMMAR",
         )
     if request.min_length > request.max_length or (structured and request.min_length):
-        raise InvalidArgument("min_length is at most max_length, and not for a structured output.")
+        raise InvalidArgument(
+            "min_length is at most max_length, and not for a structured output.", reason=NUMBER_OUT_OF_RANGE
+        )
     if request.top_logprobs > MAX_TOP_LOGPROBS:
-        raise InvalidArgument(f"top_logprobs is at most {MAX_TOP_LOGPROBS}.")
+        raise InvalidArgument(f"top_logprobs is at most {MAX_TOP_LOGPROBS}.", reason=NUMBER_OUT_OF_RANGE)
 
 
 def check_drafters(drafters: Sequence[verifier_pb2.DrafterAddress], allowed: AddressAllowlist) -> None:
     """Raises InvalidArgument, or PermissionDenied for an address that is not allowed. Called before any is dialled."""
     if len(drafters) > MAX_DRAFTERS:
-        raise InvalidArgument(f"a session has at most {MAX_DRAFTERS} drafters.")
+        raise InvalidArgument(f"a session has at most {MAX_DRAFTERS} drafters.", reason=TOO_MANY_ITEMS)
     for drafter in drafters:
         if len(drafter.address) > MAX_ADDRESS_CHARACTERS or len(drafter.name) > MAX_ADDRESS_CHARACTERS:
-            raise InvalidArgument(f"a drafter's address and name have at most {MAX_ADDRESS_CHARACTERS} characters.")
+            raise InvalidArgument(
+                f"a drafter's address and name have at most {MAX_ADDRESS_CHARACTERS} characters.",
+                reason="LABEL_TOO_LONG",
+            )
         allowed.check(drafter.address)
 
 
@@ -66,11 +84,19 @@ def check_room(max_length: int, kv_tokens: int) -> None:
 def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) -> None:
     prefix, prediction = request.prefix, request.prediction_token_ids
     if not 0 < prefix.prompt_length <= len(prefix.token_ids):
-        raise InvalidArgument("the prefix must hold the whole prompt, which has at least one token.")
+        raise InvalidArgument(
+            "the prefix must hold the whole prompt, which has at least one token.", reason="EMPTY_PROMPT"
+        )
     if not len(prefix.token_ids) < request.max_length <= model.max_length:
-        raise InvalidArgument(f"max_length must exceed the prefix and be at most the model's {model.max_length}.")
+        raise InvalidArgument(
+            f"max_length must exceed the prefix and be at most the model's {model.max_length}.",
+            reason="PROMPT_TOO_LONG",
+        )
     if len(prediction) > model.max_length:
-        raise InvalidArgument(f"the prediction has more tokens than the model's {model.max_length}; shorten it.")
+        raise InvalidArgument(
+            f"the prediction has more tokens than the model's {model.max_length}; shorten it.",
+            reason="PREDICTION_TOO_LONG",
+        )
     named = {
         "the prefix": max(prefix.token_ids),
         "the prediction": max(prediction, default=0),
@@ -78,7 +104,10 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
     }
     for where, highest in named.items():
         if highest >= model.vocabulary_size:
-            raise InvalidArgument(f"{where} names a token outside the vocabulary of {model.vocabulary_size}.")
+            raise InvalidArgument(
+                f"{where} names a token outside the vocabulary of {model.vocabulary_size}.",
+                reason="TOKEN_OUT_OF_RANGE",
+            )
 
 
 def check_rule(sampling: SamplingParams, *, lossy_rules: bool) -> None:

@@ -13,6 +13,7 @@ import grpc
 
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import (
+    BAD_COMMAND,
     DRAINING,
     OTHER_ARITHMETIC,
     Aborted,
@@ -218,7 +219,7 @@ class GatewayStream:
             self._service.scheduler.observer.session_closed(session, command.close.length)
             self._service.scheduler.end_session(session, verifier_pb2.FINISH_REASON_CANCELLED)
         else:
-            raise InvalidArgument("the command is empty; send open, attach, credit or close.")
+            raise InvalidArgument("the command is empty; send open, attach, credit or close.", reason=BAD_COMMAND)
 
     def _open_session(self, command: verifier_pb2.DecodeCommand, grammar: Grammar | None) -> None:
         number, epoch, request = command.session, command.epoch, command.open
@@ -226,7 +227,9 @@ class GatewayStream:
         if existing is not None and not existing.closed:
             if (existing.request.id, existing.request.epoch) == (request.key.id, epoch):
                 return  # a repeated open
-            raise InvalidArgument(f"session number {number} is in use on this stream; close it first.")
+            raise InvalidArgument(
+                f"session number {number} is in use on this stream; close it first.", reason=BAD_COMMAND
+            )
         if self._service.draining:
             raise _draining()
         limits = self._service.limits

@@ -85,7 +85,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         return listed
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: AnyContext) -> gateway_pb2.TokenizeResponse:
-        check_name(request.model)
+        check_name("model", request.model)
         self._router.model(request.model)
         return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text, _tenant(context)))
 

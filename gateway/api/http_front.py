@@ -25,7 +25,16 @@ from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import Tenant
 from gateway.config import BESIDES_BYTES, BODY_FACTOR
 from slipstream.client.completion import TRACE_ID
-from slipstream.errors import InvalidArgument, NotFound, SlipstreamError
+from slipstream.errors import (
+    FIELD_INVALID,
+    FIELD_MISSING,
+    NUMBER_OUT_OF_RANGE,
+    TOO_MANY_ITEMS,
+    VALUE_UNKNOWN,
+    InvalidArgument,
+    NotFound,
+    SlipstreamError,
+)
 from slipstream.rpc.tls import Certificates
 from slipstream.version import running_version
 
@@ -35,6 +44,15 @@ CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")
 """Names by which pydantic tells the kinds of one field apart."""
+_REASONS = {
+    "missing": FIELD_MISSING,
+    "enum": VALUE_UNKNOWN,
+    "literal_error": VALUE_UNKNOWN,
+    "too_long": TOO_MANY_ITEMS,
+    **dict.fromkeys(("greater_than", "greater_than_equal", "less_than", "less_than_equal"), NUMBER_OUT_OF_RANGE),
+    "finite_number": NUMBER_OUT_OF_RANGE,
+}
+"""Of pydantic's faults; of all others FIELD_INVALID."""
 _ROUTES = (
     operations.routes,
     completions.routes,
@@ -74,7 +92,7 @@ def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     config = parts.config
     limits = BodyLimits(_body_bytes(config.max_prompt_bytes), config.max_prompt_bytes, config.http_idle_s)
     bodies = BodyReader(limits, parts.work, partial(_most_bytes, parts))
-    hosts = local_hosts(config.http, config.http_origins) if keys is None else None
+    hosts = local_hosts(config.http, config.http_origins, config.http_hosts) if keys is None else None
     entry: Application = Entry(app, keys, bodies, hosts)
     if config.http_origins:  # around the entry: browsers ask without a key whether they may ask
         allowed: Any = {"allow_origins": config.http_origins, "allow_methods": ["*"], "allow_headers": ["*"]}
@@ -103,14 +121,24 @@ async def _invalid(request: Request, error: Exception) -> Response:
     faults = error.errors()
     if faults[0]["type"] == "json_invalid":
         at, fault = faults[0]["loc"][-1], faults[0]["ctx"]["error"]
-        return _response(request, InvalidArgument(f"The body is no JSON, from its character {at} on: {fault}."))
+        return _response(
+            request, InvalidArgument(f"The body is no JSON, from its character {at} on: {fault}.", reason="NOT_JSON")
+        )
     # Of a field that may be of several kinds: the fault of the kind that the value was nearest to.
     field = faults[0]["loc"][:2]
     first = max((each for each in faults if each["loc"][:2] == field), key=lambda each: len(each["loc"]))
     fields = [str(part) for part in first["loc"][1:] if not _KIND.fullmatch(str(part))]
     if not fields:
-        return _response(request, InvalidArgument("Send a JSON object, with content-type: application/json."))
-    return _response(request, InvalidArgument(f"{'.'.join(fields)}: {first['msg']}."), fields[0])
+        return _response(
+            request, InvalidArgument("Send a JSON object, with content-type: application/json.", reason="NOT_JSON")
+        )
+    return _response(request, _wrong(".".join(fields), first), fields[0])
+
+
+def _wrong(name: str, fault: Any) -> InvalidArgument:
+    """The fault that pydantic found in a field, without its value."""
+    reason = _REASONS.get(fault["type"], FIELD_INVALID)
+    return InvalidArgument(f"{name}: {fault['msg']}.", reason=reason, field=name)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -118,12 +146,14 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:256]
     if error.status_code == 404:
-        return _response(request, NotFound(f"There is no {path}; /docs lists what there is."))
+        return _response(request, NotFound(f"There is no {path}; /docs lists what there is.", reason="NO_ROUTE"))
     if error.status_code == 405:
-        answer = _response(request, MethodNotAllowed(f"{request.method} is not for {path}; /docs lists what is."))
+        answer = _response(
+            request, MethodNotAllowed(f"{request.method} is not for {path}; /docs lists what is.", reason="METHOD")
+        )
         answer.headers.update(error.headers or {})
         return answer
-    return _response(request, InvalidArgument("The body cannot be read; send JSON."))
+    return _response(request, InvalidArgument("The body cannot be read; send JSON.", reason="NOT_JSON"))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -98,6 +98,8 @@ class Tenant:
                 f"The prompt or prediction has {least}{tokens} tokens and key {self.name} may send {limit}; shorten "
                 "it.",
                 reason="KEY_PROMPT",
+                field="prompt",
+                numbers={"tokens": tokens, "limit": limit},
             )
 
     def most_prompt(self, most: int) -> int:
@@ -117,7 +119,10 @@ class Tenant:
             return min(default, limit or default, share if self.limits.tokens_per_minute else default)
         if limit and asked > limit:
             raise InvalidArgument(
-                f"max_tokens is {asked} and key {self.name} may ask for {limit}; ask for less.", reason="KEY_OUTPUT"
+                f"max_tokens is {asked} and key {self.name} may ask for {limit}; ask for less.",
+                reason="KEY_OUTPUT",
+                field="max_tokens",
+                numbers={"tokens": asked, "limit": limit},
             )
         return asked
 
@@ -167,6 +172,7 @@ class Tenant:
                 f"The request takes {tokens} tokens, and key {self.name} has {self.limits.tokens_per_minute} a minute; "
                 "ask for less.",
                 reason="KEY_TOKENS",
+                numbers={"tokens": tokens, "limit": self.limits.tokens_per_minute},
             )
 
     async def _charge_shared(self, requests: int, tokens: int, sessions: int) -> bool:

@@ -47,7 +47,7 @@ class ResolvedRequest:
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
     follows_prompt: bool = field(default=False, compare=False)
-    """Whether the text goes on from the prompt's; a message of a conversation begins one. The record of a session that is
+    """Whether the text goes on from the prompt; a message of a conversation begins one. The record of a session that is
     resolved again says it."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Which drafters may take the place of one that fails."""

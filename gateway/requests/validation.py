@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
@@ -14,10 +14,19 @@ from gateway.requests.speculation import SessionSize, SpeculationPlanner
 from gateway.requests.texts import Keep, RequestText, Texts, message_of, part_of, text_of, tokens_of
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
-from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.errors import (
+    FIELD_MISSING,
+    FIELDS_CONFLICT,
+    MESSAGE_TOO_LARGE,
+    NUMBER_OUT_OF_RANGE,
+    TOO_MANY_ITEMS,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+)
 from slipstream.fair_shares import may_take_slot
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.multiplexed_stream import MAX_ITEM_BYTES, TOO_LARGE
+from slipstream.rpc.multiplexed_stream import MAX_ITEM_BYTES
 from slipstream.speculation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -173,7 +182,7 @@ class RequestValidator:
         else:
             edit = change.token_ids.token_ids
         _check_edit(len(edit), change, most)
-        _check_tokens("the edit", max(edit, default=0), resolved.model)
+        _check_tokens("token_ids", max(edit, default=0), resolved.model)
         written = min(stored.edited_tokens, change.output_tokens) + len(edit)
         tenant.check_prompt(len(prompt) + written)
         revised = replace(
@@ -204,6 +213,7 @@ class RequestValidator:
                 "structured_output has no format that this server knows; set json_schema, json_object, regex or "
                 "grammar, or leave it out.",
                 reason="STRUCTURE_UNKNOWN",
+                field="structured_output",
             )
         if structure is None:
             return None
@@ -211,6 +221,7 @@ class RequestValidator:
             raise InvalidArgument(
                 "A structured output ends, and then nothing but an end-of-text token can follow; leave ignore_eos out.",
                 reason="ENDLESS_GRAMMAR",
+                field="ignore_eos",
             )
         await self._tokenizer.compile(structure, asked.model, tenant.salt(request.cache_salt), tenant.id)
         return structure
@@ -235,15 +246,23 @@ class RequestValidator:
     def _max_tokens(self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, tenant: Tenant) -> int:
         asked = request.max_tokens if request.HasField("max_tokens") else None
         if asked == 0:
-            raise InvalidArgument("max_tokens is 0; ask for at least one token.", reason="NO_TOKENS")
+            raise InvalidArgument(
+                "max_tokens is 0; ask for at least one token.", reason="NO_TOKENS", field="max_tokens"
+            )
         return tenant.most_output(asked, self._config.max_tokens_default or model.max_length)
 
     def _check_stops(self, request: gateway_pb2.GenerateRequest) -> None:
         config = self._config
         if len(request.stop) > config.max_stop_strings:
-            raise InvalidArgument(f"stop holds more than {config.max_stop_strings} strings; send fewer.")
-        if not all(0 < len(stop.encode()) <= config.max_stop_bytes for stop in request.stop):
-            raise InvalidArgument(f"Every stop string must have 1 to {config.max_stop_bytes} bytes.")
+            _refuse_items("stop", len(request.stop), config.max_stop_strings, "strings")
+        sizes = [len(stop.encode()) for stop in request.stop]
+        if sizes and not 0 < min(sizes) <= max(sizes) <= config.max_stop_bytes:
+            raise InvalidArgument(
+                f"Every stop string must have 1 to {config.max_stop_bytes} bytes.",
+                reason="STOP_STRING",
+                field="stop",
+                numbers={"least": 1, "most": config.max_stop_bytes},
+            )
 
     def _stop_token_ids(
         self, request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo, *, again: bool
@@ -251,7 +270,7 @@ class RequestValidator:
         """A stored request names the model's own too, and those of its template."""
         asked, ends, most = request.stop_token_ids, model.eos_token_ids, self._config.max_stop_tokens
         if not again and (len(asked) > most + len(ends) or sum(token not in ends for token in asked) > most):
-            raise InvalidArgument(f"stop_token_ids holds more than {most} tokens; send fewer.")
+            _refuse_items("stop_token_ids", len(asked), most, "tokens")
         if asked:
             _check_tokens("stop_token_ids", max(asked), model)
         own = () if request.ignore_eos else ends
@@ -289,7 +308,9 @@ async def _kept(keep: Keep, prompt: int) -> bytes:
 
 def _checked_prompt(tokens: Sequence[int], model: types_pb2.ModelInfo) -> Sequence[int]:
     if not tokens:
-        raise InvalidArgument("The prompt is empty; send at least one token of text.", reason="EMPTY_PROMPT")
+        raise InvalidArgument(
+            "The prompt is empty; send at least one token of text.", reason="EMPTY_PROMPT", field="prompt"
+        )
     _check_prompt_length(len(tokens), model)
     _check_tokens("prompt_token_ids", max(tokens), model)
     return tokens
@@ -302,6 +323,8 @@ def _check_prompt_length(tokens: int, model: types_pb2.ModelInfo, least: str = "
             f"This model's maximum context length is {model.max_length} tokens, output included. However, the prompt "
             f"has {least}{tokens} tokens; shorten it.",
             reason="PROMPT_TOO_LONG",
+            field="prompt",
+            numbers={"tokens": tokens, "limit": model.max_length - 1},
         )
 
 
@@ -316,6 +339,8 @@ def _check_prediction_length(tokens: int, model: types_pb2.ModelInfo, least: str
         raise InvalidArgument(
             f"The prediction has {least}{tokens} tokens and {model.name} holds {model.max_length}; shorten it.",
             reason="PREDICTION_TOO_LONG",
+            field="prediction",
+            numbers={"tokens": tokens, "limit": model.max_length},
         )
 
 
@@ -326,6 +351,8 @@ def _check_edit(tokens: int, change: gateway_pb2.RollbackRequest, most: int) -> 
             f"{change.output_tokens} tokens and an edit of {tokens} exceed max_tokens, {most}; keep fewer, or "
             "raise max_tokens.",
             reason="EDIT_TOO_LONG",
+            field="output_tokens",
+            numbers={"tokens": change.output_tokens + tokens, "limit": most},
         )
 
 
@@ -337,7 +364,9 @@ def _check_message(tokens: int, model: types_pb2.ModelInfo) -> None:
         raise InvalidArgument(
             f"Prompt, output and prediction may become {tokens} tokens, and {most} of this vocabulary can be sent to a "
             "verifier; send a shorter prompt or prediction, or lower max_tokens.",
-            reason=TOO_LARGE,
+            reason=MESSAGE_TOO_LARGE,
+            field="max_tokens",
+            numbers={"tokens": tokens, "limit": most},
         )
 
 
@@ -356,22 +385,38 @@ def _sampling(
 ) -> SamplingParams:
     sampling = proto_conversion.sampling_of_client(options, seed)
     for name, highest in proto_conversion.highest_tokens(options).items():
-        _check_tokens(name, highest, model)
+        _check_tokens(f"sampling.{name}", highest, model)
     return sampling
 
 
 def _check_logprobs(request: gateway_pb2.GenerateRequest) -> None:
     if request.top_logprobs > MAX_TOP_LOGPROBS:
-        raise InvalidArgument(f"top_logprobs is {request.top_logprobs}; ask for at most {MAX_TOP_LOGPROBS}.")
+        raise InvalidArgument(
+            f"top_logprobs is {request.top_logprobs}; ask for at most {MAX_TOP_LOGPROBS}.",
+            reason=NUMBER_OUT_OF_RANGE,
+            field="top_logprobs",
+            numbers={"least": 0, "most": MAX_TOP_LOGPROBS},
+        )
     if request.top_logprobs and not request.logprobs:
-        raise InvalidArgument("top_logprobs without logprobs; set logprobs too.")
+        raise InvalidArgument(
+            "top_logprobs without logprobs; set logprobs too.", reason=FIELD_MISSING, field="logprobs"
+        )
 
 
 def _check_min_tokens(request: gateway_pb2.GenerateRequest, most: int) -> None:
     if request.min_tokens > most:
-        raise InvalidArgument(f"min_tokens is {request.min_tokens} and at most {most} tokens can follow; ask for less.")
+        raise InvalidArgument(
+            f"min_tokens is {request.min_tokens} and at most {most} tokens can follow; ask for less.",
+            reason=NUMBER_OUT_OF_RANGE,
+            field="min_tokens",
+            numbers={"least": 0, "most": most},
+        )
     if request.min_tokens and request.HasField("structured_output"):
-        raise InvalidArgument("A structured output ends where its format ends; leave min_tokens out.")
+        raise InvalidArgument(
+            "A structured output ends where its format ends; leave min_tokens out.",
+            reason=FIELDS_CONFLICT,
+            field="min_tokens",
+        )
 
 
 def check_annotation(annotation: bytes, prompt: int) -> None:
@@ -379,7 +424,10 @@ def check_annotation(annotation: bytes, prompt: int) -> None:
     most = MAX_ANNOTATION_BYTES + ANNOTATION_BYTES_A_TOKEN * prompt
     if len(annotation) > most:
         raise InvalidArgument(
-            f"annotation has {len(annotation)} bytes and this prompt allows {most}; send less.", reason="LABEL_TOO_LONG"
+            f"annotation has {len(annotation)} bytes and this prompt allows {most}; send less.",
+            reason="LABEL_TOO_LONG",
+            field="annotation",
+            numbers={"bytes": len(annotation), "limit": most},
         )
 
 
@@ -388,7 +436,10 @@ def _check_labels(request: gateway_pb2.GenerateRequest) -> None:
         size = len(getattr(request, name).encode())
         if size > proto_conversion.MAX_LABEL_BYTES:
             raise InvalidArgument(
-                f"{name} has {size} bytes; send at most {proto_conversion.MAX_LABEL_BYTES}.", reason="LABEL_TOO_LONG"
+                f"{name} has {size} bytes; send at most {proto_conversion.MAX_LABEL_BYTES}.",
+                reason="LABEL_TOO_LONG",
+                field=name,
+                numbers={"bytes": size, "limit": proto_conversion.MAX_LABEL_BYTES},
             )
 
 
@@ -396,20 +447,37 @@ def _check_names(request: gateway_pb2.GenerateRequest) -> None:
     """Names are looked up and quoted in errors: their size is checked first."""
     names = request.speculation.drafters
     if len(names) > MAX_NAMES:
-        raise InvalidArgument(f"speculation names {len(names)} drafters; name at most {MAX_NAMES}.")
-    for name in (request.model, *names):
-        check_name(name)
+        _refuse_items("speculation.drafters", len(names), MAX_NAMES, "names")
+    check_name("model", request.model)
+    for name in names:
+        check_name("speculation.drafters", name)
 
 
-def check_name(name: str) -> None:
+def check_name(field: str, name: str) -> None:
     if len(name) > MAX_NAME_CHARACTERS:
-        raise InvalidArgument(f"names of models and drafters have at most {MAX_NAME_CHARACTERS} characters.")
+        raise InvalidArgument(
+            f"names of models and drafters have at most {MAX_NAME_CHARACTERS} characters.",
+            reason="LABEL_TOO_LONG",
+            field=field,
+            numbers={"characters": len(name), "limit": MAX_NAME_CHARACTERS},
+        )
+
+
+def _refuse_items(field: str, items: int, limit: int, kind: str) -> NoReturn:
+    raise InvalidArgument(
+        f"{field} holds more than {limit} {kind}; send fewer.",
+        reason=TOO_MANY_ITEMS,
+        field=field,
+        numbers={"items": items, "limit": limit},
+    )
 
 
 def _check_tokens(name: str, highest: int, model: types_pb2.ModelInfo) -> None:
     if highest >= model.vocabulary_size:
         raise InvalidArgument(
-            f"{name} holds token {highest}, and {model.name} has tokens below {model.vocabulary_size}; "
-            "use its own tokenizer.",
+            f"{name.removeprefix('sampling.')} holds token {highest}, and {model.name} has tokens below "
+            f"{model.vocabulary_size}; use its own tokenizer.",
             reason="TOKEN_OUT_OF_RANGE",
+            field=name,
+            numbers={"token": highest, "most": model.vocabulary_size - 1},
         )

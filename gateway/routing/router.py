@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
@@ -17,7 +17,14 @@ from gateway.routing.drafters import DrafterWorker, unreached_yet
 from gateway.routing.verifiers import VerifierWorker
 from gateway.store.session_store import pack_tokens
 from slipstream.concurrency import Broadcast
-from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
+from slipstream.errors import (
+    FIELD_MISSING,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
 from slipstream.proposers.registry import METHODS, gives_distribution, needs_prediction
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -87,6 +94,8 @@ class Router:
         """DNS names whose addresses are added to these lists and removed from them."""
         self.pools: dict[str, bool] = {}
         """Configured drafter names, some perhaps not reached yet, and whether they are trusted."""
+        self.aliases: Mapping[str, str] = {}
+        """Models by further names of theirs; an empty name for the only one."""
         self.affinity: PrefixAffinity[VerifierWorker] = PrefixAffinity()
         self.changes = Broadcast()
         """Notified whenever a worker came, went or changed its load."""
@@ -115,14 +124,24 @@ class Router:
         return known
 
     def model(self, name: str) -> types_pb2.ModelInfo:
-        """Raises NotFound for an unknown name, InvalidArgument for none where several models are served."""
+        """The model of this name, or alias. Raises NotFound for an unknown name, InvalidArgument for none where several
+        models are served."""
         known = self.models()
+        name = name if name in known else self.aliases.get(name, name)
         if not name and len(known) > 1:
-            raise InvalidArgument(f"Several models are served; name one of {', '.join(sorted(known))}.")
+            raise InvalidArgument(
+                f"Several models are served; name one of {', '.join(sorted(known))}.",
+                reason=FIELD_MISSING,
+                field="model",
+            )
         if not name:
             return next(iter(known.values()))
         if name not in known:
-            raise NotFound(f"There is no model {name!r}; choose one of {', '.join(sorted(known))}.", reason="NO_MODEL")
+            raise NotFound(
+                f"There is no model {name!r}; choose one of {', '.join(sorted(known))}.",
+                reason="NO_MODEL",
+                field="model",
+            )
         return known[name]
 
     def choose_verifier(
@@ -196,7 +215,9 @@ class Router:
         """
         if drafting.need_trust and len(set(drafting.names)) > 1:
             raise InvalidArgument(
-                "This acceptance rule takes one drafter; name one, or use the rule coupled.", reason="SEVERAL_DRAFTERS"
+                "This acceptance rule takes one drafter; name one, or use the rule coupled.",
+                reason="SEVERAL_DRAFTERS",
+                field="speculation.drafters",
             )
         if drafting.names:
             names = dict.fromkeys(drafting.names)
@@ -319,7 +340,9 @@ class Router:
         """The drafter that a request names; None while no replica of it is known. Raises as `choose_drafters` does."""
         if name not in self._names():
             known = ", ".join(sorted(self._names())) or "none at all"
-            raise NotFound(f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER")
+            raise NotFound(
+                f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER", field="speculation.drafters"
+            )
         drafter = self._best_replica(name, target)
         if need_trust and not (self.pools.get(name, False) if drafter is None else drafter.trusted):
             raise PermissionDenied(
@@ -348,6 +371,7 @@ def _check_predicted(named: Iterable[DrafterWorker], drafting: DrafterRequiremen
             f"Drafter {idle.pool} guesses from a prediction, and the request has none; send `prediction`, or name "
             "another drafter.",
             reason="NO_PREDICTION",
+            field="prediction",
         )
 
 

@@ -24,10 +24,13 @@ MOST_TOKENS = 4096
 """Most tokens of one Delta: a client that is far behind catches up in pieces."""
 
 
-def rolled_back(output_tokens: int | None = None) -> Aborted:
-    """`output_tokens`: how many of the tokens that clients received are left."""
+def rolled_back(revision: int, output_tokens: int | None = None) -> Aborted:
+    """`revision`: of the text that there is now. `output_tokens`: how many of the tokens that clients received are
+    left."""
     left = "" if output_tokens is None else f" to {output_tokens} output tokens"
-    return Aborted(f"The session was rolled back{left}; resume at what is left.", reason="ROLLED_BACK")
+    kept = {} if output_tokens is None else {"output_tokens": output_tokens}
+    sentence = f"The session was rolled back{left}; resume at what is left."
+    return Aborted(sentence, reason="ROLLED_BACK", numbers={"revision": revision, **kept})
 
 
 def suspended(alone: bool = False) -> Unavailable:
@@ -134,8 +137,8 @@ class OutputStream:
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, then what a client misses that has `offset` tokens and so many characters of text (None: the
         text of its tokens), then Finished. An event counts as taken when the next one is asked for. Raises what ended
-        the session instead, Aborted for another `revision` than the session's, and OutOfRange for an offset that its
-        output never reached."""
+        the session instead, Aborted for an earlier `revision` than the session's, and OutOfRange for a later one, or an
+        offset that its output never reached."""
         self._clients += 1
         try:
             self._check(revision)
@@ -153,7 +156,12 @@ class OutputStream:
                     raise self._failure
                 await changed.wait()
             if offset > len(self.tokens):
-                raise OutOfRange(f"The session has {len(self.tokens)} output tokens, not {offset}.", reason="NO_OFFSET")
+                raise OutOfRange(
+                    f"The session has {len(self.tokens)} output tokens, not {offset}.",
+                    reason="NO_OFFSET",
+                    field="offset",
+                    numbers={"output_tokens": len(self.tokens)},
+                )
             self._check_characters(characters)
             if tail := self._since(offset, characters):
                 yield gateway_pb2.Delta(offset=offset, text=tail)
@@ -162,6 +170,10 @@ class OutputStream:
             self._clients -= 1
             if not self._clients:
                 self.wake()
+
+    def so_far(self) -> list[Event]:
+        """What a client that joins now would get at once."""
+        return [self.started, *(delta for delta, _, _ in self._deltas(0, None))]
 
     @property
     def followed(self) -> bool:
@@ -179,15 +191,26 @@ class OutputStream:
             await self._changed.wait()
 
     def _check(self, revision: int | None) -> None:
-        if revision not in (None, self.started.revision):
-            raise rolled_back()
+        current = self.started.revision
+        if revision is not None and revision > current:
+            raise OutOfRange(
+                f"The session's text has revision {current} and never had {revision}; send what Started said.",
+                reason="NO_REVISION",
+                field="revision",
+                numbers={"revision": current},
+            )
+        if revision not in (None, current):
+            raise rolled_back(current)
 
     def _check_characters(self, characters: int | None) -> None:
         """Raises OutOfRange for more characters than the whole text has, as of a client that counts bytes."""
         whole = self._end(len(self._pieces)) + len(self.transcript.rest)
         if characters is not None and characters > whole:
             raise OutOfRange(
-                f"The session's text has {whole} characters (code points), not {characters}.", reason="NO_OFFSET"
+                f"The session's text has {whole} characters (code points), not {characters}.",
+                reason="NO_OFFSET",
+                field="characters",
+                numbers={"characters": whole},
             )
 
     def _ahead(self, offset: int, characters: int | None) -> int | None:

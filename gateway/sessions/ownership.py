@@ -92,7 +92,7 @@ class SessionOwnership:
         log = SessionLog(self.store, record, write_behind=None, grace_s=self._grace_s)
         try:
             if not same_request(record.params, seen.params):
-                raise rolled_back()
+                raise rolled_back(gateway_pb2.StoredRequest.FromString(record.params).revision)
             if length > record.length:  # the store lost the rest
                 raise store_error("MISMATCH", seen.id, record.epoch, record.length)
             kept = cut(spans_of(record.params), length - record.prompt_length, len(edit))

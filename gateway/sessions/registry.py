@@ -152,7 +152,8 @@ class SessionEntry:
         both = min(len(output), len(sent))
         same = next((index for index in range(both) if output[index] != sent[index]), both)
         if same < both or not same_request(record.params, self.params):
-            self.stream.fail(rolled_back(same))
+            revision = gateway_pb2.StoredRequest.FromString(record.params).revision
+            self.stream.fail(rolled_back(revision, same))
             return False
         self.epoch, self.params = record.epoch, record.params
         if output[both:]:
@@ -300,7 +301,12 @@ class SessionRegistry:
         record = await self.read_record(request.session_id, tenant)
         length = len(output_of(record))
         if request.output_tokens > length:
-            raise OutOfRange(f"The session has {length} output tokens; keep at most those.", reason="NO_OFFSET")
+            raise OutOfRange(
+                f"The session has {length} output tokens; keep at most those.",
+                reason="NO_OFFSET",
+                field="output_tokens",
+                numbers={"output_tokens": length},
+            )
         stored, prompt = stored_request(record, tenant), record.tokens[: record.prompt_length]
         self._check_vocabulary(stored)
         resolved, edit = await self._validator.revise(request_of(record), stored, tenant, prompt, request)
@@ -315,7 +321,7 @@ class SessionRegistry:
                 params = with_spans(resolved.params(), spans)
                 session_id, epoch = await self._create_branch(params, tokens, len(resolved.prompt)), 1
             else:
-                cutting = self._cut(record, request.output_tokens, edit, resolved.params())
+                cutting = self._cut(record, request.output_tokens, edit, resolved.params(), resolved.revision)
                 session_id, epoch = record.id, await _uninterrupted(cutting)
         except SlipstreamError:
             tenant.give_back(charged, shared=shared)
@@ -323,10 +329,10 @@ class SessionRegistry:
         key = types_pb2.SessionKey(id=session_id, epoch=epoch)
         return gateway_pb2.RollbackResponse(key=key, output_tokens=request.output_tokens, revision=resolved.revision)
 
-    async def _cut(self, record: SessionRecord, output: int, edit: Sequence[int], params: bytes) -> int:
+    async def _cut(self, record: SessionRecord, output: int, edit: Sequence[int], params: bytes, revision: int) -> int:
         async with self._ownership.lock(record.id):
             if entry := self._entries.get(record.id):
-                entry.stream.fail(rolled_back(output))
+                entry.stream.fail(rolled_back(revision, output))
                 await self._let_go(entry)
             return await self._ownership.cut(record, record.prompt_length + output, edit, params)
 
@@ -378,6 +384,7 @@ class SessionRegistry:
             statistics=run.stats.statistics() if run and not record.outcome else finished.statistics,
             annotation=request.annotation,
             arithmetics=[each for each in stored.arithmetics if each.arithmetic],
+            revision=stored.revision,
         )
 
     async def read_events(self, session_id: str, tenant: Tenant) -> list[Event]:
@@ -388,6 +395,20 @@ class SessionRegistry:
         if not record.outcome:
             raise FailedPrecondition("The session goes on; wait for its end, or cancel it.", reason="SESSION_RUNNING")
         return [event async for event in (await self._ended_stream(record)).follow()]
+
+    async def events_so_far(self, session_id: str, tenant: Tenant) -> list[Event]:
+        """The events of what a session has written: all that may be shown of one that goes on, without an end. Raises
+        what `read_events` raises, but for a session that goes on."""
+        record = await self.read_record(session_id, tenant)
+        self._check_vocabulary(stored_request(record, tenant))
+        if record.outcome:
+            return [event async for event in (await self._ended_stream(record)).follow()]
+        return (await self._replayed(record)).so_far()
+
+    async def delete(self, session_id: str, tenant: Tenant) -> None:
+        """End the session, wherever it runs, and remove its record. Raises what `cancel` raises."""
+        await self.cancel(session_id, tenant)
+        await self._ownership.store.delete(session_id)
 
     async def read_record(self, session_id: str, tenant: Tenant) -> SessionRecord:
         """The record, with everything that clients here received. Raises NotFound for a session that never was, has
@@ -493,11 +514,16 @@ class SessionRegistry:
             )
 
     async def _ended_stream(self, record: SessionRecord) -> OutputStream:
+        stream = await self._replayed(record)
+        _finish_stream(stream, record)
+        return stream
+
+    async def _replayed(self, record: SessionRecord) -> OutputStream:
+        """A stream of the record's output, without an end."""
         stream = self._new_stream(record)
         for start in range(record.prompt_length, len(record.tokens), PIECE):
             stream.append_tokens(record.tokens[start : start + PIECE])
             await asyncio.sleep(0)  # other sessions' tokens do not wait for all of a long text
-        _finish_stream(stream, record)
         return stream
 
     def _new_stream(self, record: SessionRecord) -> OutputStream:

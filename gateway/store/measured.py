@@ -140,6 +140,9 @@ class MeasuredStore:
     async def read(self, session: str, start: int = 0) -> SessionRecord:
         return await self._patient("read", partial(self._store.read, session, start))
 
+    async def delete(self, session: str) -> None:
+        await self._timed("delete", self._store.delete(session))
+
     async def memory_usage(self) -> StoreMemory | None:
         return await self._store.memory_usage()
 

@@ -74,14 +74,14 @@ class MemoryBackend:
     def purge(self) -> None:
         now = self.clock()
         while self.entries and next(iter(self.entries.values())).expires_at <= now:
-            self._drop(next(iter(self.entries)))
+            self.drop(next(iter(self.entries)))
 
     def make_room(self, growth: int, tenant: str, session: str = "") -> None:
         """Drop sessions until `growth` more bytes of the tenant fit, but for this one. Raises ResourceExhausted where
         there are none that may be dropped for it."""
         while self._held.total() + growth > self._most_bytes:
             if eldest := self._eldest_idle(tenant, session):
-                self._drop(eldest)
+                self.drop(eldest)
                 continue
             raise ResourceExhausted(
                 "The session store is full of running sessions, or of those of keys that hold less than this one; "
@@ -110,7 +110,7 @@ class MemoryBackend:
         idle = (name for order in (self._ended, self._suspended) for each in greedy for name in order.get(each, ()))
         return next((name for name in idle if name != session), "")
 
-    def _drop(self, session: str) -> None:
+    def drop(self, session: str) -> None:
         tenant = self.entries.pop(session).tenant
         self._held[tenant] -= self._sizes.pop(session, 0)
         for order in (self._ended, self._suspended):
@@ -221,6 +221,11 @@ class MemoryStore:
             start=start,
             lease_s=max(0.0, entry.lease_until - self._memory.clock()),
         )
+
+    async def delete(self, session: str) -> None:
+        self._memory.purge()
+        if session in self._memory.entries:
+            self._memory.drop(session)
 
     async def memory_usage(self) -> None:
         """Nothing to watch: a store that is full drops ended sessions, and by design."""

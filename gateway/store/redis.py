@@ -59,7 +59,7 @@ class RedisStore:
         self.owner = owner
         self._tail = (int(ttl_s * 1000), int(lease_s * 1000))
         self._replicas = replicas
-        names = ("create", "append", "truncate", "restore", "takeover", "renew", "finish", "read")
+        names = ("create", "append", "truncate", "restore", "takeover", "renew", "finish", "read", "delete")
         self._scripts = {name: client.register_script(_script(name)) for name in names}
 
     async def create(self, record: SessionRecord) -> None:
@@ -92,6 +92,9 @@ class RedisStore:
 
     async def read(self, session: str, start: int = 0) -> SessionRecord:
         return _record(session, await self._run("read", session, 0, start))
+
+    async def delete(self, session: str) -> None:
+        await self._run("delete", session, 0)
 
     async def memory_usage(self) -> StoreMemory:
         async with typed_errors():

@@ -82,9 +82,9 @@ class StoreMemory:
 class SessionStore(Protocol):
     """The store as one owner (one gateway) sees it.
 
-    Every method raises Unavailable when the store cannot be reached. All but `create` and `restore` raise NotFound for
-    a session that never was or has expired. All that take an epoch raise Aborted when it is fenced, and OutOfRange when
-    it is ahead.
+    Every method raises Unavailable when the store cannot be reached. All but `create`, `restore` and `delete` raise
+    NotFound for a session that never was or has expired. All that take an epoch raise Aborted when it is fenced, and
+    OutOfRange when it is ahead.
     """
 
     @property
@@ -130,6 +130,10 @@ class SessionStore(Protocol):
     async def read(self, session: str, start: int = 0) -> SessionRecord:
         """The record with its tokens from `start` on. Where the log ends before, it has no tokens and its `start` is
         the end of the log: a reader that finds `start` moved back sees that the log was cut."""
+
+    async def delete(self, session: str) -> None:
+        """Remove the record, whoever owns it; one that is not there is removed already. Its owner, if one still runs,
+        may restore it: end the session first."""
 
     async def memory_usage(self) -> StoreMemory | None:
         """None for a store in its process's memory. Of several servers the one that evicts, else the fullest."""

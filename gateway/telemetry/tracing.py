@@ -32,6 +32,11 @@ ROLLED_BACK = 48
 """Rejected draft tokens from which a request has a span too, if they are ROLLED_BACK_PERCENT of those drafted."""
 ROLLED_BACK_PERCENT = 75
 
+CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
+"""Routes of HTTP whose operation is `chat`; so is a call by gRPC that sends a conversation."""
+LEFT = 499
+"""Status of what is not sent by HTTP, for the client has left."""
+
 _request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 
 
@@ -43,7 +48,9 @@ def traced(tracing: Tracing, name: str, context: RequestContext) -> Iterator[Req
     if trace is None:
         yield RequestObserver()
         return
-    request = RequestTrace(trace, name)
+    request = RequestTrace(trace, name, context)
+    if trace.sampled:
+        context.trailers[TRACE_ID] = trace.id
     try:
         with _present(request) if trace.sampled else nullcontext():
             yield request
@@ -53,6 +60,13 @@ def traced(tracing: Tracing, name: str, context: RequestContext) -> Iterator[Req
     finally:
         if request.end():
             context.trailers[TRACE_ID] = trace.id
+
+
+def _protocol(name: str, context: RequestContext) -> dict[str, Value]:
+    """What the call came by, by OpenTelemetry's conventions of that protocol."""
+    if context.http_route:
+        return {spans.HTTP_METHOD: context.http_method, spans.HTTP_ROUTE: context.http_route, spans.HTTP_STATUS: 200}
+    return {spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}", spans.STATUS: "OK"}
 
 
 @contextmanager
@@ -68,23 +82,25 @@ def _present(request: RequestTrace) -> Iterator[None]:
 class RequestTrace(RequestObserver):
     """The span of one call of a client, from its arrival to its end."""
 
-    def __init__(self, trace: Trace, name: str) -> None:
+    def __init__(self, trace: Trace, name: str, context: RequestContext) -> None:
         self.trace = trace
+        self._over_http = bool(context.http_route)
         self._began_s = trace.now()
         self._error = self._ended = False
         self._events: list[Event] = []
         self._attributes: dict[str, Value] = {
             spans.NAME: name,
-            spans.OPERATION: spans.TEXT_COMPLETION,
+            spans.OPERATION: spans.CHAT if context.http_route in CHAT_ROUTES else spans.TEXT_COMPLETION,
             spans.PROVIDER: spans.PROVIDER_NAME,
-            spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}",
-            spans.STATUS: "OK",
+            **_protocol(name, context),
             spans.ASKED: trace.asked or None,
             spans.ALONE: None if trace.sampled else True,
         }
 
     def generate_requested(self, request: gateway_pb2.GenerateRequest) -> None:
         sampling = request.sampling
+        if request.HasField("chat"):
+            self._attributes[spans.OPERATION] = spans.CHAT
         for key, message, name in (
             (spans.MAX_TOKENS, request, "max_tokens"),
             (spans.TEMPERATURE, sampling, "temperature"),
@@ -121,12 +137,13 @@ class RequestTrace(RequestObserver):
 
     def failed(self, error: BaseException) -> None:
         if isinstance(error, SlipstreamError):
-            status, reason = error.code, error.reason
+            status, reason, answer = error.code, error.reason, error.http_status
         elif isinstance(error, asyncio.CancelledError):
-            status, reason = grpc.StatusCode.CANCELLED, "CANCELLED"
+            status, reason, answer = grpc.StatusCode.CANCELLED, "CANCELLED", LEFT
         else:
-            status, reason = grpc.StatusCode.INTERNAL, type(error).__name__
-        self._attributes |= {spans.STATUS: status.name, spans.ERROR: reason}
+            status, reason, answer = grpc.StatusCode.INTERNAL, type(error).__name__, 500
+        sent: dict[str, Value] = {spans.HTTP_STATUS: answer} if self._over_http else {spans.STATUS: status.name}
+        self._attributes |= sent | {spans.ERROR: reason}
         self._error = status in SERVER_ERRORS
 
     def end(self) -> bool:
@@ -152,7 +169,8 @@ class RequestTrace(RequestObserver):
         """By the GenAI conventions. The model is the one that answers: clients may write any name into a request, and
         names of spans should be few."""
         model = self._attributes.get(spans.RESPONSE_MODEL)
-        return f"{spans.TEXT_COMPLETION} {model}" if model else spans.TEXT_COMPLETION
+        operation = str(self._attributes[spans.OPERATION])
+        return f"{operation} {model}" if model else operation
 
     def _finished(self, finished: gateway_pb2.Finished) -> None:
         statistics = finished.statistics

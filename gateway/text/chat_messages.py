@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.errors import InvalidArgument
+from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument
 from slipstream.v1 import gateway_pb2
 
 Message = Mapping[str, Any]
@@ -24,7 +24,12 @@ def read_chat(chat: gateway_pb2.Chat) -> tuple[list[dict[str, Any]], list[Any], 
     """Messages, tools and further variables of the template. Raises InvalidArgument for too many messages, and for JSON
     that cannot be read or is not of the right kind."""
     if len(chat.messages) > MAX_MESSAGES:
-        raise InvalidArgument(f"The conversation has {len(chat.messages)} messages; send at most {MAX_MESSAGES}.")
+        raise InvalidArgument(
+            f"The conversation has {len(chat.messages)} messages; send at most {MAX_MESSAGES}.",
+            reason=TOO_MANY_ITEMS,
+            field="chat.messages",
+            numbers={"items": len(chat.messages), "limit": MAX_MESSAGES},
+        )
     messages = [
         {"role": each.role, "content": each.content, **_parsed("fields_json", each.fields_json, dict)}
         for each in chat.messages

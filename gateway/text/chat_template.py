@@ -29,7 +29,7 @@ from gateway.text.chat_messages import (
     as_template_reads,
     with_written_arguments,
 )
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import FIELDS_CONFLICT, FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 
 MAX_STEPS = 1_000_000
@@ -80,7 +80,11 @@ class ChatTemplate:
         source = self.source(tools=bool(tools), name=variables.pop(NAMED, None))
         unfinished, begins = variables.pop(CONTINUE, None), variables.pop(GENERATE, None)
         if unfinished and begins:
-            raise InvalidArgument("continue_final_message and add_generation_prompt exclude each other; send one.")
+            raise InvalidArgument(
+                "continue_final_message and add_generation_prompt exclude each other; send one.",
+                reason=FIELDS_CONFLICT,
+                field="chat.template_variables_json",
+            )
         read = [as_template_reads(each) for each in messages]
         last = None
         if unfinished:

@@ -76,9 +76,11 @@ class TextEncoding:
         first, *others = self.chat_template.render(messages, tools, variables).split(mark)
         if most_bytes and sum(map(self.token_bytes.size, (first, *others))) > most_bytes:
             raise InvalidArgument(
-                f"The conversation has more than {most_bytes} bytes in the model's template, and so more tokens than "
-                "this model's maximum context length; shorten it.",
+                f"This model's maximum context length is exceeded: the conversation has more than {most_bytes} bytes "
+                "in the model's template, and so more tokens than it takes; shorten it.",
                 reason="PROMPT_TOO_LONG",
+                field="prompt",
+                numbers={"limit_bytes": most_bytes},
             )
         tokens = self.encode(first, RENDERED)  # the template writes special tokens
         for text in others:

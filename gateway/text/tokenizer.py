@@ -164,7 +164,11 @@ class Tokenizer:
     def _checked_size(self, text: str) -> int:
         size = len(text.encode())
         if size > self._max_bytes:
-            raise InvalidArgument(f"The text has {size} bytes; send at most {self._max_bytes}.", reason="TEXT_TOO_LONG")
+            raise InvalidArgument(
+                f"The text has {size} bytes; send at most {self._max_bytes}.",
+                reason="TEXT_TOO_LONG",
+                numbers={"bytes": size, "limit": self._max_bytes},
+            )
         return size
 
     async def _encode(self, text: str, kind: str, tenant: Tenant) -> Sequence[int]:

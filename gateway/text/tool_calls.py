@@ -329,7 +329,9 @@ def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
                 raise InvalidArgument(f"{part} in a tool's parameters is no object.", reason="TOOL_CHOICE")
             for key, value in found.items():
                 if shared.setdefault(part, {}).setdefault(key, value) != value:
-                    raise InvalidArgument(f"Two tools define {part}/{key} differently; name one in tool_choice.")
+                    raise InvalidArgument(
+                        f"Two tools define {part}/{key} differently; name one in tool_choice.", reason="TOOL_CHOICE"
+                    )
         fields = {"name": {"const": function["name"]}, arguments: parameters}
         calls.append({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False})
     return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **shared, OPTIONS_KEY: dict(JSON_OPTIONS)}

@@ -29,6 +29,39 @@ class StopScan:
     stop: str = ""
 
 
+class StopMatch:
+    """How much of one stop string the text ends with (Knuth, Morris and Pratt 1977): a constant time for each
+    character, however long the string is and whatever the text repeats."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        """Characters of `stop` that the text ends with."""
+        self._shorter = [0]
+        """For each length: the next shorter beginning of `stop` that a text which ends with that one ends with."""
+        length = 0
+        for char in stop[1:]:
+            while length and stop[length] != char:
+                length = self._shorter[length - 1]
+            length += stop[length] == char
+            self._shorter.append(length)
+
+    def push(self, text: str) -> int:
+        """The place in `text` behind which the string is complete for the first time; 0 where it is not."""
+        stop, length, at = self.stop, self.length, 0
+        while at < len(text):
+            if not length and (at := text.find(stop[0], at)) < 0:
+                break
+            while length and stop[length] != text[at]:
+                length = self._shorter[length - 1]
+            length += stop[length] == text[at]
+            at += 1
+            if length == len(stop):
+                return at
+        self.length = length
+        return 0
+
+
 class StopStrings:
     """Holds back the end of the text while it may be the beginning of a stop string.
 
@@ -37,18 +70,19 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._matches = [StopMatch(stop) for stop in stops]
         self._held = ""
 
     def push(self, text: str) -> StopScan:
+        ends = [(match.push(text), -len(match.stop), match.stop) for match in self._matches]
+        found = [each for each in ends if each[0] > 0]
         held = self._held + text
-        # The first occurrence of a string is also the one that ends first.
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := held.find(stop)) >= 0]
         if found:
-            _, start, stop = min(found)
+            end, size, stop = min(found)
+            start = len(self._held) + end + size
             self._held = ""
             return StopScan(held[:start], stop)
-        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        keep = max((match.length for match in self._matches), default=0)
         self._held = held[len(held) - keep :]
         return StopScan(held[: len(held) - keep])
 
@@ -156,11 +190,3 @@ class Transcript:
             texts.append(self.rest[:end])
             self.rest = self.rest[end:]
         return texts
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

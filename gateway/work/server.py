@@ -134,4 +134,10 @@ def _result(handle: Handler, job: JobFrame) -> JobFrame:
 
 
 def _refusal(error: SlipstreamError) -> JobFrame:
-    return JobFrame({"code": code_number(error), "reason": error.reason, "message": error.message})
+    return JobFrame(
+        {
+            "code": code_number(error),
+            "message": error.message,
+            "more": {"reason": error.reason, "field": error.field, "numbers": dict(error.numbers)},
+        }
+    )

@@ -212,7 +212,7 @@ def _checked(result: JobFrame) -> JobFrame:
     """Raises the error that a result stands for."""
     head = result.head
     if "code" in head:
-        raise from_code(head["code"], head["message"], head["reason"])
+        raise from_code(head["code"], head["message"], **head["more"])
     if "failed" in head:
         log.error("work for a request failed: %s", head["failed"])
         raise Internal("an internal error happened; please report it with the time it happened at.")

@@ -188,6 +188,12 @@ class FleetOptions:
             rich_help_panel=MODELS,
         ),
     ] = ""
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another name by which requests may ask for the target; repeat it for more.", rich_help_panel=MODELS
+        ),
+    ] = None
     traces: Annotated[
         Path | None,
         typer.Option(help="Write traces to this folder, for `slipstream trace`.", rich_help_panel=OBSERVATION),
@@ -241,6 +247,8 @@ class Fleet:
         process, as those do that can draft nowhere else."""
         options = options or FleetOptions()
         template, traces = options.chat_template, options.traces
+        names = options.served_model_name
+        self._names = {} if names is None else {"GATEWAY_MODEL_ALIASES": ",".join(names)}
         self._chat = {"GATEWAY_CHAT_TEMPLATE": named_template(target, template)} if template else {}
         self._tracing = {} if traces is None else {"SLIPSTREAM_TRACE_FOLDER": str(traces.resolve())}
         self._all = {"METRICS_LISTEN": "127.0.0.1:0"} if options.metrics else {}
@@ -304,7 +312,7 @@ class Fleet:
             "GATEWAY_ALONE": os.environ.get("GATEWAY_ALONE", "true"),
             "GATEWAY_REHOMING_WAIT_S": os.environ.get("GATEWAY_REHOMING_WAIT_S", str(VERIFIER_WAIT_S)),
         }
-        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat)
+        return Role("gateway", settings | _prefixed("GATEWAY_", self._all) | self._tracing | self._chat | self._names)
 
     async def tend_drafter(self, kind: str) -> None:
         """A drafter is disposable: one that ends is started again at its address; sessions go on without it."""

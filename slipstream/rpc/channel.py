@@ -5,6 +5,7 @@ A channel outlives its certificates: gRPC cannot change those of a client, so a 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,14 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError, Unavailable, from_code
+from slipstream.errors import (
+    NOT_PROTOBUF,
+    FailedPrecondition,
+    InvalidArgument,
+    SlipstreamError,
+    Unavailable,
+    from_code,
+)
 from slipstream.rpc.tls import Certificates, Material, channel_credentials
 
 Dial = Callable[[str], grpc.aio.Channel]
@@ -131,7 +139,7 @@ def parsed(message: Message | None) -> Message:
     """The message. Raises InvalidArgument for None, which grpc.aio returns for bytes that are no protobuf of this
     contract."""
     if message is None:
-        raise InvalidArgument("a message is no protobuf of this contract.")
+        raise InvalidArgument("a message is no protobuf of this contract.", reason=NOT_PROTOBUF)
     return message
 
 
@@ -141,8 +149,9 @@ def error_of(error: grpc.RpcError) -> SlipstreamError:
     details = error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and (sentence := _handshake_failure(details)):
         return Unavailable(sentence, reason=HANDSHAKE)
-    reason, retry_s = _error_details(error)
-    if code is grpc.StatusCode.UNIMPLEMENTED and not reason:
+    details_sent = _error_details(error)
+    reason = details_sent.reason
+    if code is grpc.StatusCode.UNIMPLEMENTED:
         return FailedPrecondition(
             "another service answers at this address, or another version of it; --server wants a gateway's address, "
             "--worker a verifier's or drafter's.",
@@ -151,7 +160,7 @@ def error_of(error: grpc.RpcError) -> SlipstreamError:
     if code is grpc.StatusCode.CANCELLED and not reason:  # not by us, or it would be a CancelledError
         return Unavailable("the peer ended while it answered")
     known = from_code(code.value[0], _connection_failure(details) or details, reason)
-    known.retry_s = retry_s
+    known.retry_s, known.field, known.numbers = details_sent.retry_s, details_sent.field, details_sent.numbers
     return known
 
 
@@ -187,17 +196,29 @@ def _connection_failure(details: str) -> str:
     return ""
 
 
-def _error_details(error: grpc.RpcError) -> tuple[str, float | None]:
-    """The reason, and the seconds until a retry is worthwhile, where the peer sent them."""
-    reason, retry_s = "", None
+@dataclasses.dataclass(slots=True)
+class _Details:
+    """What a peer sent with a status; as in SlipstreamError."""
+
+    reason: str = ""
+    retry_s: float | None = None
+    field: str = ""
+    numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def _error_details(error: grpc.RpcError) -> _Details:
+    sent = _Details()
+    info, retry, wrong = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
     try:
         status = rpc_status.from_call(error)
         for detail in status.details if status is not None else ():
-            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             if detail.Unpack(info):
-                reason = str(info.reason)
+                sent.reason = str(info.reason)
+                sent.numbers = {name: float(value) for name, value in info.metadata.items()}
             elif detail.Unpack(retry):
-                retry_s = retry.retry_delay.ToTimedelta().total_seconds()
+                sent.retry_s = retry.retry_delay.ToTimedelta().total_seconds()
+            elif detail.Unpack(wrong) and wrong.field_violations:
+                sent.field = wrong.field_violations[0].field
     except (ValueError, OverflowError, DecodeError):  # details that contradict their status or are no protobuf
         pass
-    return reason, retry_s
+    return sent

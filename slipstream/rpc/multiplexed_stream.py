@@ -19,7 +19,16 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from slipstream.concurrency import Backoff
-from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import (
+    MESSAGE_TOO_LARGE,
+    NOT_PROTOBUF,
+    TOO_MANY_ITEMS,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    SlipstreamError,
+    Unavailable,
+)
 from slipstream.rpc.channel import HANDSHAKE, MAX_MESSAGE_BYTES, error_of, parsed
 
 log = logging.getLogger(__name__)
@@ -45,8 +54,6 @@ FRAME_BYTES = MAX_MESSAGE_BYTES // 2
 """Largest frame of several items; a single item may be larger, up to MAX_ITEM_BYTES."""
 MAX_ITEM_BYTES = MAX_MESSAGE_BYTES - 64
 """Largest item: what gRPC lets through, without the item's tag and length in its frame."""
-TOO_LARGE = "MESSAGE_TOO_LARGE"
-"""Reason of an INVALID_ARGUMENT: an item is larger than any frame."""
 
 
 @dataclass(slots=True)
@@ -89,7 +96,8 @@ class SendQueue(Generic[Item]):
             raise InvalidArgument(
                 f"the session takes a message of {size} bytes and {MAX_ITEM_BYTES} can be sent; send a shorter prompt "
                 "or prediction.",
-                reason=TOO_LARGE,
+                reason=MESSAGE_TOO_LARGE,
+                numbers={"bytes": size, "limit": MAX_ITEM_BYTES},
             )
         if len(self._items) >= self._capacity:
             self._overflown.set()
@@ -133,7 +141,7 @@ def split_frames(items: list[Item]) -> Iterator[list[Item]]:
 def check_command_count(commands: Sized) -> None:
     """Raises InvalidArgument for a frame with more commands than a peer's send queue can hold."""
     if len(commands) > CAPACITY:
-        raise InvalidArgument(f"a frame holds more than {CAPACITY} commands; send less at once.")
+        raise InvalidArgument(f"a frame holds more than {CAPACITY} commands; send less at once.", reason=TOO_MANY_ITEMS)
 
 
 def _slow_peer() -> ResourceExhausted:
@@ -299,7 +307,7 @@ def _cause(error: BaseException) -> SlipstreamError:
     if isinstance(error, SlipstreamError):
         return error
     if isinstance(error, DecodeError):
-        return InvalidArgument("a frame is no protobuf of this contract.")
+        return InvalidArgument("a frame is no protobuf of this contract.", reason=NOT_PROTOBUF)
     log.error("a stream's owner failed; the stream is broken off", exc_info=error)
     return Internal("the stream's owner failed; open the stream again.")
 

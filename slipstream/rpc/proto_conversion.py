@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from slipstream.errors import InvalidArgument, SlipstreamError, code_number, from_code
+from slipstream.errors import (
+    FIELD_INVALID,
+    VALUE_UNKNOWN,
+    InvalidArgument,
+    SlipstreamError,
+    code_number,
+    from_code,
+)
 from slipstream.speculation.sampling_params import (
-    MAX_NAMED_TOKENS,
     MAX_TOP_LOGPROBS,
     SamplingParams,
     TokenLogprobs,
+    check_named_tokens,
     current_rule,
 )
 from slipstream.tokenizer.structured_output import StructuredOutput
@@ -88,8 +95,7 @@ def _copied(tokens: Any) -> Any:
 def check_sizes(message: types_pb2.SamplingOptions) -> None:
     """Raises InvalidArgument for more tokens than a field may name. Call it before they are copied."""
     for name in _TOKEN_FIELDS:
-        if len(getattr(message, name)) > MAX_NAMED_TOKENS:
-            raise InvalidArgument(f"{name} names more than {MAX_NAMED_TOKENS} tokens; send fewer.")
+        check_named_tokens(name, len(getattr(message, name)))
 
 
 def highest_tokens(message: types_pb2.SamplingOptions) -> dict[str, int]:
@@ -99,7 +105,11 @@ def highest_tokens(message: types_pb2.SamplingOptions) -> dict[str, int]:
 
 def rule_name(rule: types_pb2.AcceptanceRule) -> str:
     if rule not in _RULE_NAMES:
-        raise InvalidArgument(f"acceptance rule number {rule} is unknown; choose one of {sorted(_RULES)}.")
+        raise InvalidArgument(
+            f"acceptance rule number {rule} is unknown; choose one of {sorted(_RULES)}.",
+            reason=VALUE_UNKNOWN,
+            field="sampling.acceptance",
+        )
     return _RULE_NAMES[rule]
 
 
@@ -115,7 +125,11 @@ def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutpu
         return None
     if kind == "json_object":
         if not message.json_object:
-            raise InvalidArgument("json_object is false; send true, or leave structured_output out.")
+            raise InvalidArgument(
+                "json_object is false; send true, or leave structured_output out.",
+                reason=FIELD_INVALID,
+                field="structured_output.json_object",
+            )
         return StructuredOutput(kind)
     return StructuredOutput(kind, getattr(message, kind))
 
@@ -140,13 +154,18 @@ def check_prompt_logprobs(top: int, prompt: int) -> None:
     """Raises InvalidArgument for more than a prompt of so many tokens may have, with `top` likeliest ones each."""
     if top > MAX_TOP_LOGPROBS:
         raise InvalidArgument(
-            f"prompt_logprobs is {top}; ask for at most {MAX_TOP_LOGPROBS}.", reason="PROMPT_LOGPROBS"
+            f"prompt_logprobs is {top}; ask for at most {MAX_TOP_LOGPROBS}.",
+            reason="PROMPT_LOGPROBS",
+            field="prompt_logprobs",
+            numbers={"least": 0, "most": MAX_TOP_LOGPROBS},
         )
     if prompt * (1 + top) > MAX_PROMPT_LOGPROBS:
         raise InvalidArgument(
             f"{1 + top} log-probabilities of each of the prompt's {prompt} tokens are asked for, and a request has "
             f"{MAX_PROMPT_LOGPROBS} in all; ask for fewer, or send a shorter prompt.",
             reason="PROMPT_LOGPROBS",
+            field="prompt_logprobs",
+            numbers={"numbers": prompt * (1 + top), "limit": MAX_PROMPT_LOGPROBS},
         )
 
 

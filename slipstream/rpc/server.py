@@ -93,11 +93,13 @@ class Server:
         services: Sequence[Register],
         access: AccessControl | None = None,
         options: Mapping[str, int] | None = None,
+        most_bytes: int | None = None,
     ) -> None:
-        """`options`: gRPC channel arguments that add to SERVER_OPTIONS or replace some of them."""
+        """`options`: gRPC channel arguments that add to SERVER_OPTIONS or replace some of them. `most_bytes`: of a
+        request, at most what gRPC lets through."""
         access = access or AccessControl()
         self._credentials = access.credentials
-        interceptor = StatusInterceptor(access.authorise)
+        interceptor = StatusInterceptor(access.authorise, most_bytes)
         self.errors = interceptor.errors
         self._server = grpc.aio.server(
             interceptors=[interceptor],

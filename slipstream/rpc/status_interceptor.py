@@ -10,11 +10,13 @@ from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from slipstream.errors import (
+    MESSAGE_TOO_LARGE,
+    NOT_PROTOBUF,
     InvalidArgument,
     SlipstreamError,
     code_number,
@@ -26,7 +28,8 @@ from slipstream.rpc.channel import error_of
 from slipstream.telemetry.metrics_collector import BoundedLabels
 
 ERROR_DOMAIN = "slipstream"
-MOST_REASONS = 64
+UNKNOWN_METHOD = "UNKNOWN_METHOD"
+MOST_REASONS = 128
 """Distinct reasons in the error counters."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -42,10 +45,12 @@ async def allow_all(method: str, context: Context) -> Context:
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Calls `authorise` before every handler. A SlipstreamError, that of `authorise` too, becomes its status with an
-    ErrorInfo; any other exception becomes INTERNAL and is logged."""
+    ErrorInfo; any other exception becomes INTERNAL and is logged. A method that the server lacks is UNIMPLEMENTED."""
 
-    def __init__(self, authorise: Authorise = allow_all) -> None:
+    def __init__(self, authorise: Authorise = allow_all, most_bytes: int | None = None) -> None:
+        """`most_bytes`: of a request. Less than gRPC lets through, whose own error has no limit in it."""
         self._authorise = authorise
+        self._most_bytes = most_bytes
         self._reasons = BoundedLabels(MOST_REASONS)
         self.errors: Counter[tuple[str, ...]] = Counter()
         """Errors that were sent, by method, code and reason."""
@@ -55,7 +60,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(details)
         if handler is None:
-            return None
+            return _UNKNOWN
 
         async def enter(context: Context) -> Any:
             return await self._authorise(details.method, context)
@@ -72,7 +77,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             await context.abort_with_status(status._replace(trailing_metadata=trailing))
 
         # A single request is parsed after authorisation only: a refused caller costs no more than its bytes.
-        guard, guard_stream = _Guard(enter, abort, handler.request_deserializer), _Guard(enter, abort, None)
+        guard = _Guard(enter, abort, handler.request_deserializer, self._most_bytes)
+        guard_stream = _Guard(enter, abort, None, None)
         send = handler.response_serializer
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(guard.one(handler.unary_unary), None, send)
@@ -94,10 +100,12 @@ class _Guard:
         enter: Callable[[Context], Awaitable[Any]],
         abort: Callable[[Context, Exception], Awaitable[None]],
         parse: Callable[[bytes], Any] | None,
+        most_bytes: int | None,
     ) -> None:
         self._enter = enter
         self._abort = abort
         self._parse = parse
+        self._most_bytes = most_bytes
 
     def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def guarded(request: Any, context: Context) -> Any:
@@ -126,10 +134,32 @@ class _Guard:
 
     async def _admitted(self, request: Any, context: Context) -> tuple[Any, Any]:
         entered = await self._enter(context)
+        if self._most_bytes is not None and len(request) > self._most_bytes:
+            raise InvalidArgument(
+                f"the request has {len(request)} bytes; send at most {self._most_bytes}.",
+                reason=MESSAGE_TOO_LARGE,
+                numbers={"bytes": len(request), "limit": self._most_bytes},
+            )
         try:
             return (request if self._parse is None else self._parse(request)), entered
         except DecodeError as error:
-            raise InvalidArgument("the request is no protobuf of this contract; regenerate the client.") from error
+            raise InvalidArgument(
+                "the request is no protobuf of this contract; regenerate the client.", reason=NOT_PROTOBUF
+            ) from error
+
+
+async def _unknown(requests: AsyncIterator[Any], context: Context) -> None:
+    """Any kind of call to a method that is not served: a stream of requests is not read."""
+    info = error_details_pb2.ErrorInfo(reason=UNKNOWN_METHOD, domain=ERROR_DOMAIN)
+    packed = any_pb2.Any()
+    packed.Pack(info)
+    code, sentence = grpc.StatusCode.UNIMPLEMENTED, "this server has no such method; reflection lists what it has."
+    await context.abort_with_status(
+        rpc_status.to_status(status_pb2.Status(code=code.value[0], message=sentence, details=[packed]))
+    )
+
+
+_UNKNOWN: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(_unknown)
 
 
 def _forget_frames(error: BaseException | None) -> None:
@@ -141,16 +171,20 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _status(error: SlipstreamError) -> status_pb2.Status:
-    packed = any_pb2.Any()
-    packed.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN))
-    details = [packed]
+    sentence = message_to_send(error)
+    numbers = {name: f"{value:.17g}" for name, value in error.numbers.items()}
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=numbers)]
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=sentence)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     wait_s = retry_delay_s(error)
     if wait_s is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(math.ceil(wait_s * 1000))
-        again = any_pb2.Any()
-        again.Pack(retry)
-        details.append(again)
+        details.append(retry)
     code = code_number(error)
     assert code in code_pb2.Code.values()
-    return status_pb2.Status(code=code, message=message_to_send(error), details=details)
+    packed = [any_pb2.Any() for _ in details]
+    for each, detail in zip(packed, details, strict=True):
+        each.Pack(detail)
+    return status_pb2.Status(code=code, message=sentence, details=packed)

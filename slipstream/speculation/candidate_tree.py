@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import PROTOCOL, FailedPrecondition, InvalidArgument
 from slipstream.speculation.frame import Frame, Grafted, TreeLimits
 from slipstream.speculation.node import Node
 from slipstream.speculation.selection import (
@@ -115,7 +115,9 @@ class CandidateTree:
             self._unname(frame.source, source)
             source.generation, source.base = frame.generation, frame.base_length
         if frame.base_length != source.base:
-            raise InvalidArgument("base_length changed within a generation; start a new generation instead.")
+            raise InvalidArgument(
+                "base_length changed within a generation; start a new generation instead.", reason=PROTOCOL
+            )
         fates: dict[str, int] = {}
         self.version += 1
         for index, token in enumerate(frame.token_ids):

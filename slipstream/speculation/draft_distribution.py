@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.errors import InvalidArgument
+from slipstream.errors import PROTOCOL, InvalidArgument
 
 MAX_WEIGHT = 65535
 MAX_TOKENS = 256
@@ -35,13 +35,13 @@ class DraftDistribution:
 def checked(token_ids: Sequence[int], weights: Sequence[int], vocabulary_size: int) -> DraftDistribution:
     """The distribution of these tokens and weights. Raises InvalidArgument for one that no correct drafter sends."""
     if not 1 <= len(token_ids) <= MAX_TOKENS or len(token_ids) != len(weights):
-        raise InvalidArgument(f"a distribution needs 1 to {MAX_TOKENS} tokens, each with one weight.")
+        raise InvalidArgument(f"a distribution needs 1 to {MAX_TOKENS} tokens, each with one weight.", reason=PROTOCOL)
     ids, shares = np.array(token_ids, dtype=np.int64), np.array(weights, dtype=np.int64)
     ordered = np.sort(ids)
     if (ordered[1:] == ordered[:-1]).any():
-        raise InvalidArgument("a distribution names a token twice; send each token once.")
+        raise InvalidArgument("a distribution names a token twice; send each token once.", reason=PROTOCOL)
     if ordered[0] < 0 or ordered[-1] >= vocabulary_size:
-        raise InvalidArgument("a distribution names a token outside the vocabulary.")
+        raise InvalidArgument("a distribution names a token outside the vocabulary.", reason=PROTOCOL)
     if shares.min() < 1 or shares.max() > MAX_WEIGHT:
-        raise InvalidArgument(f"weights must lie in 1..{MAX_WEIGHT}.")
+        raise InvalidArgument(f"weights must lie in 1..{MAX_WEIGHT}.", reason=PROTOCOL)
     return DraftDistribution(tuple(ids.tolist()), tuple(shares.tolist()))

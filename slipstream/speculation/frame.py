@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from slipstream.errors import InvalidArgument
+from slipstream.errors import PROTOCOL, InvalidArgument
 from slipstream.speculation.draft_distribution import DraftDistribution
 
 _ROUNDING = 1e-6
@@ -82,18 +82,20 @@ def check(frame: Frame, vocabulary_size: int, limits: TreeLimits) -> Frame:
     that no correct drafter sends."""
     size = len(frame.token_ids)
     if size > limits.frame_nodes:
-        raise InvalidArgument(f"a frame holds {size} nodes; send at most {limits.frame_nodes}.")
+        raise InvalidArgument(f"a frame holds {size} nodes; send at most {limits.frame_nodes}.", reason=PROTOCOL)
     if frame.first_node < 1 or frame.base_length < 0 or frame.generation < 0:
-        raise InvalidArgument("first_node starts at 1; base_length and generation are not negative.")
+        raise InvalidArgument("first_node starts at 1; base_length and generation are not negative.", reason=PROTOCOL)
     if len(frame.log_probs) != size or len(frame.parents) not in (0, size) or len(frame.distributions) not in (0, size):
-        raise InvalidArgument("token_ids, parents, log_probs and distributions must have one entry for each node.")
+        raise InvalidArgument(
+            "token_ids, parents, log_probs and distributions must have one entry for each node.", reason=PROTOCOL
+        )
     if size and not (min(frame.token_ids) >= 0 and max(frame.token_ids) < vocabulary_size):
-        raise InvalidArgument(f"a candidate lies outside the vocabulary of {vocabulary_size} tokens.")
+        raise InvalidArgument(f"a candidate lies outside the vocabulary of {vocabulary_size} tokens.", reason=PROTOCOL)
     if not all(0 <= parent < frame.first_node + index for index, parent in enumerate(frame.parents)):
-        raise InvalidArgument("a node's parent must have a smaller number than the node.")
+        raise InvalidArgument("a node's parent must have a smaller number than the node.", reason=PROTOCOL)
     highest = max(frame.log_probs, default=0.0)
     if not all(map(math.isfinite, frame.log_probs)) or highest > _ROUNDING:
-        raise InvalidArgument("log_probs must be finite and not positive.")
+        raise InvalidArgument("log_probs must be finite and not positive.", reason=PROTOCOL)
     if highest > 0.0:
         return frame._replace(log_probs=tuple(min(value, 0.0) for value in frame.log_probs))
     return frame

@@ -10,8 +10,9 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NoReturn
 
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FIELDS_CONFLICT, NUMBER_OUT_OF_RANGE, TOO_MANY_ITEMS, VALUE_UNKNOWN, InvalidArgument
 
 ACCEPTANCE_RULES = ("coupled", "rejection", "typical")
 """`coupled` needs no draft distribution; `rejection`, the ratio rule, is exact iff the drafter's q is honest. `typical`
@@ -63,13 +64,12 @@ class SamplingParams:
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.top_k < 0:
-            raise InvalidArgument(f"top_k is {self.top_k}; send 0 (all tokens) or a positive number.")
+            _refuse_number("top_k", f"top_k is {self.top_k}; send 0 (all tokens) or a positive number.", least=0)
         if not 0 <= self.seed < 2**64:
-            raise InvalidArgument("seed must fit in 64 unsigned bits.")
+            _refuse_number("seed", "seed must fit in 64 unsigned bits.", least=0, most=2**64 - 1)
         object.__setattr__(self, "acceptance", current_rule(self.acceptance))
         for name in ("logit_bias", "allowed_token_ids"):
-            if len(getattr(self, name)) > MAX_NAMED_TOKENS:
-                raise InvalidArgument(f"{name} names more than {MAX_NAMED_TOKENS} tokens; send fewer.")
+            check_named_tokens(name, len(getattr(self, name)))
         for token, bias in self.logit_bias.items():
             _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -121,11 +121,17 @@ class SamplingParams:
         """Raises InvalidArgument where no token might be left that the output may go on with. `structured`: it is held
         to a format. `least`: no stop token is allowed at its beginning."""
         if structured and self.allowed_token_ids:
-            raise InvalidArgument("allowed_token_ids and a structured output exclude each other; send one.")
+            raise InvalidArgument(
+                "allowed_token_ids and a structured output exclude each other; send one.",
+                reason=FIELDS_CONFLICT,
+                field="sampling.allowed_token_ids",
+            )
         if least and self.allowed_token_ids and set(self.allowed_token_ids) <= set(stop_token_ids):
             raise InvalidArgument(
                 "allowed_token_ids names stop tokens alone, which min_tokens forbids; allow another token, or leave "
-                "min_tokens out."
+                "min_tokens out.",
+                reason=FIELDS_CONFLICT,
+                field="sampling.allowed_token_ids",
             )
 
 
@@ -144,7 +150,11 @@ def current_rule(name: str) -> str:
     """The acceptance rule of this name, which may be a deprecated one. Raises InvalidArgument for an unknown name."""
     name = DEPRECATED_RULES.get(name, name)
     if name not in ACCEPTANCE_RULES:
-        raise InvalidArgument(f"acceptance rule {name!r} is unknown; choose one of {ACCEPTANCE_RULES}.")
+        raise InvalidArgument(
+            f"acceptance rule {name!r} is unknown; choose one of {ACCEPTANCE_RULES}.",
+            reason=VALUE_UNKNOWN,
+            field="sampling.acceptance",
+        )
     return name
 
 
@@ -152,4 +162,20 @@ def _within(name: str, value: float, low: float, high: float, other: str = "", *
     inside = (low < value if open_low else low <= value) and value <= high
     if not math.isfinite(value) or not inside:
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-        raise InvalidArgument(f"{name} is {value}; send {other}a finite number in {bounds}.")
+        sentence = f"{name} is {value}; send {other}a finite number in {bounds}."
+        _refuse_number(name, sentence, least=0.0 if other else low, most=high)
+
+
+def _refuse_number(name: str, sentence: str, **bounds: float) -> NoReturn:
+    raise InvalidArgument(sentence, reason=NUMBER_OUT_OF_RANGE, field=f"sampling.{name}", numbers=bounds)
+
+
+def check_named_tokens(name: str, tokens: int) -> None:
+    """Raises InvalidArgument for more tokens than this parameter may name."""
+    if tokens > MAX_NAMED_TOKENS:
+        raise InvalidArgument(
+            f"{name} names more than {MAX_NAMED_TOKENS} tokens; send fewer.",
+            reason=TOO_MANY_ITEMS,
+            field=f"sampling.{name}",
+            numbers={"items": tokens, "limit": MAX_NAMED_TOKENS},
+        )

@@ -28,6 +28,7 @@ UNSENT_PARENT = "slipstream=unsent"
 """The `tracestate` of a client that names a parent, because a `traceparent` has one, and sends no spans."""
 
 TEXT_COMPLETION = "text_completion"
+CHAT = "chat"
 PROVIDER_NAME = "slipstream"
 
 OPERATION = "gen_ai.operation.name"
@@ -47,6 +48,9 @@ INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 METHOD = "rpc.method"
 STATUS = "rpc.response.status_code"
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
 ERROR = "error.type"
 ADDRESS = "server.address"
 
@@ -95,9 +99,9 @@ COMMITTING = "slipstream.commit_s"
 
 _REQUEST = (
     *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_ID, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK),
-    *(INPUT_TOKENS, OUTPUT_TOKENS, METHOD, STATUS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
+    *(INPUT_TOKENS, OUTPUT_TOKENS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
     *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ARITHMETIC, ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
-    *(NAME, LOSSY, MISSES, BY_DRAFTER),
+    *(NAME, LOSSY, MISSES, BY_DRAFTER, METHOD, STATUS, HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS),
 )
 SPANS: dict[str, frozenset[str]] = {
     GENERATE: frozenset({*_REQUEST, REQUEST_MODEL, MAX_TOKENS, TEMPERATURE, TOP_P, TOP_K, WORKLOAD}),

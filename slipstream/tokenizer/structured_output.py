@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.errors import InvalidArgument
+from slipstream.errors import VALUE_UNKNOWN, InvalidArgument
 
 FORMATS = ("json_schema", "regex", "grammar", "json_object")
 MAX_BYTES = 65_536
@@ -38,7 +38,9 @@ class StructuredOutput:
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
-            raise InvalidArgument(f"structured output {self.format!r} is unknown; choose one of {FORMATS}.")
+            raise InvalidArgument(
+                f"structured output {self.format!r} is unknown; choose one of {FORMATS}.", reason=VALUE_UNKNOWN
+            )
         size = len(self.text.encode())
         if size > MAX_BYTES:
             raise InvalidArgument(

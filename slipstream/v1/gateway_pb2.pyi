@@ -1,6 +1,4 @@
 from slipstream.v1 import types_pb2 as _types_pb2
-from slipstream.v1 import verifier_pb2 as _verifier_pb2
-from slipstream.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -17,8 +15,13 @@ from slipstream.v1.types_pb2 import TraceContext as TraceContext
 from slipstream.v1.types_pb2 import DraftMark as DraftMark
 from slipstream.v1.types_pb2 import ModelInfo as ModelInfo
 from slipstream.v1.types_pb2 import Failure as Failure
+from slipstream.v1.types_pb2 import DrafterShare as DrafterShare
+from slipstream.v1.types_pb2 import DraftSpan as DraftSpan
+from slipstream.v1.types_pb2 import WatchResponse as WatchResponse
 from slipstream.v1.types_pb2 import AcceptanceRule as AcceptanceRule
 from slipstream.v1.types_pb2 import RoundReason as RoundReason
+from slipstream.v1.types_pb2 import FinishReason as FinishReason
+from slipstream.v1.types_pb2 import Role as Role
 
 DESCRIPTOR: _descriptor.FileDescriptor
 ACCEPTANCE_RULE_UNSPECIFIED: _types_pb2.AcceptanceRule
@@ -34,6 +37,14 @@ ROUND_REASON_MISSED: _types_pb2.RoundReason
 ROUND_REASON_ROLLED_BACK: _types_pb2.RoundReason
 ROUND_REASON_FAILED: _types_pb2.RoundReason
 ROUND_REASON_ASKED: _types_pb2.RoundReason
+FINISH_REASON_UNSPECIFIED: _types_pb2.FinishReason
+FINISH_REASON_STOP: _types_pb2.FinishReason
+FINISH_REASON_LENGTH: _types_pb2.FinishReason
+FINISH_REASON_CANCELLED: _types_pb2.FinishReason
+FINISH_REASON_ERROR: _types_pb2.FinishReason
+ROLE_UNSPECIFIED: _types_pb2.Role
+ROLE_DRAFTER: _types_pb2.Role
+ROLE_VERIFIER: _types_pb2.Role
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic", "prompt_logprobs")
@@ -215,13 +226,13 @@ class RoundDetails(_message.Message):
     drafted: int
     accepted: int
     bonus: bool
-    drafters: _containers.RepeatedCompositeFieldContainer[_verifier_pb2.DrafterShare]
-    drafts: _containers.RepeatedCompositeFieldContainer[_verifier_pb2.DraftSpan]
+    drafters: _containers.RepeatedCompositeFieldContainer[_types_pb2.DrafterShare]
+    drafts: _containers.RepeatedCompositeFieldContainer[_types_pb2.DraftSpan]
     wait_us: int
     verify_us: int
     bubble_us: int
     at_us: int
-    def __init__(self, number: _Optional[int] = ..., offset: _Optional[int] = ..., texts: _Optional[_Iterable[str]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[_verifier_pb2.DrafterShare, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[_verifier_pb2.DraftSpan, _Mapping]]] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., bubble_us: _Optional[int] = ..., at_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., offset: _Optional[int] = ..., texts: _Optional[_Iterable[str]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[_types_pb2.DrafterShare, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[_types_pb2.DraftSpan, _Mapping]]] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., bubble_us: _Optional[int] = ..., at_us: _Optional[int] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token", "logprob", "top")
@@ -257,11 +268,11 @@ class Finished(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
-    reason: _verifier_pb2.FinishReason
+    reason: _types_pb2.FinishReason
     stop: str
     output_tokens: int
     statistics: Statistics
-    def __init__(self, reason: _Optional[_Union[_verifier_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., output_tokens: _Optional[int] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., output_tokens: _Optional[int] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
 
 class Statistics(_message.Message):
     __slots__ = ("rounds", "rounds_with_drafts", "drafted", "accepted", "ttft_s", "e2e_s", "wait_s", "verify_s", "rehomed", "hits", "misses", "bubble_s", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafters", "emitted", "accepted_lengths", "max_draft_tokens", "cached_prompt_tokens", "step_drafted", "step_accepted", "lossy", "arithmetics")
@@ -401,7 +412,7 @@ class GetSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class GetSessionResponse(_message.Message):
-    __slots__ = ("key", "model", "seed", "prompt_token_ids", "output_token_ids", "finish_reason", "statistics", "annotation", "arithmetics")
+    __slots__ = ("key", "model", "seed", "prompt_token_ids", "output_token_ids", "finish_reason", "statistics", "annotation", "arithmetics", "revision")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -411,16 +422,18 @@ class GetSessionResponse(_message.Message):
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATION_FIELD_NUMBER: _ClassVar[int]
     ARITHMETICS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     model: str
     seed: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    finish_reason: _verifier_pb2.FinishReason
+    finish_reason: _types_pb2.FinishReason
     statistics: Statistics
     annotation: bytes
     arithmetics: _containers.RepeatedCompositeFieldContainer[ArithmeticSpan]
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_verifier_pb2.FinishReason, str]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., annotation: _Optional[bytes] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ...) -> None: ...
+    revision: int
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., annotation: _Optional[bytes] = ..., arithmetics: _Optional[_Iterable[_Union[ArithmeticSpan, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -510,15 +523,15 @@ class FleetWorker(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    role: _worker_pb2.Role
+    role: _types_pb2.Role
     name: str
     address: str
     model: _types_pb2.ModelInfo
     present: bool
     problem: str
     warning: str
-    load: _worker_pb2.WatchResponse
-    def __init__(self, role: _Optional[_Union[_worker_pb2.Role, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., present: _Optional[bool] = ..., problem: _Optional[str] = ..., warning: _Optional[str] = ..., load: _Optional[_Union[_worker_pb2.WatchResponse, _Mapping]] = ...) -> None: ...
+    load: _types_pb2.WatchResponse
+    def __init__(self, role: _Optional[_Union[_types_pb2.Role, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., present: _Optional[bool] = ..., problem: _Optional[str] = ..., warning: _Optional[str] = ..., load: _Optional[_Union[_types_pb2.WatchResponse, _Mapping]] = ...) -> None: ...
 
 class GetExperimentRequest(_message.Message):
     __slots__ = ()

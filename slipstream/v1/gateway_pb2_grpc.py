@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class GatewayServiceStub:
-    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word.
+    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata` has the
+    numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md lists
+    all reasons. A request has at most twice GATEWAY_MAX_PROMPT_BYTES and 1 MiB, 3 MiB by default and never more than 4 MiB
+    (MESSAGE_TOO_LARGE). Above that by more than 1 MiB it is refused by the gRPC library, without an ErrorInfo
+    (RESOURCE_EXHAUSTED), and so is metadata above 16 KiB.
     """
 
     def __init__(self, channel):
@@ -83,7 +87,11 @@ class GatewayServiceStub:
 
 
 class GatewayServiceServicer:
-    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word.
+    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata` has the
+    numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md lists
+    all reasons. A request has at most twice GATEWAY_MAX_PROMPT_BYTES and 1 MiB, 3 MiB by default and never more than 4 MiB
+    (MESSAGE_TOO_LARGE). Above that by more than 1 MiB it is refused by the gRPC library, without an ErrorInfo
+    (RESOURCE_EXHAUSTED), and so is metadata above 16 KiB.
     """
 
     def Generate(self, request, context):
@@ -117,7 +125,8 @@ class GatewayServiceServicer:
 
         Status codes: those of Generate, and
         NOT_FOUND     no such session, it never was or its record has expired.
-        OUT_OF_RANGE  the session ended with fewer tokens than the offset.
+        OUT_OF_RANGE  the session ended with fewer tokens than the offset, or fewer characters (NO_OFFSET), or never had the
+        revision (NO_REVISION).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,7 +176,8 @@ class GatewayServiceServicer:
     def Tokenize(self, request, context):
         """Text to token ids as Generate would do it.
 
-        Status codes: INVALID_ARGUMENT: the text is too long; NOT_FOUND: no such model: ListModels.
+        Status codes: INVALID_ARGUMENT: the text is above GATEWAY_MAX_PROMPT_BYTES, 1 MiB (TEXT_TOO_LONG); NOT_FOUND: no such
+        model: ListModels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,7 +259,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GatewayService:
-    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word.
+    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata` has the
+    numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md lists
+    all reasons. A request has at most twice GATEWAY_MAX_PROMPT_BYTES and 1 MiB, 3 MiB by default and never more than 4 MiB
+    (MESSAGE_TOO_LARGE). Above that by more than 1 MiB it is refused by the gRPC library, without an ErrorInfo
+    (RESOURCE_EXHAUSTED), and so is metadata above 16 KiB.
     """
 
     @staticmethod

@@ -25,6 +25,20 @@ class RoundReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROUND_REASON_ROLLED_BACK: _ClassVar[RoundReason]
     ROUND_REASON_FAILED: _ClassVar[RoundReason]
     ROUND_REASON_ASKED: _ClassVar[RoundReason]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_DRAFTER: _ClassVar[Role]
+    ROLE_VERIFIER: _ClassVar[Role]
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
@@ -38,6 +52,14 @@ ROUND_REASON_MISSED: RoundReason
 ROUND_REASON_ROLLED_BACK: RoundReason
 ROUND_REASON_FAILED: RoundReason
 ROUND_REASON_ASKED: RoundReason
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_ERROR: FinishReason
+ROLE_UNSPECIFIED: Role
+ROLE_DRAFTER: Role
+ROLE_VERIFIER: Role
 
 class SessionKey(_message.Message):
     __slots__ = ("id", "epoch")
@@ -203,3 +225,51 @@ class Failure(_message.Message):
     message: str
     reason: str
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrafterShare(_message.Message):
+    __slots__ = ("drafter", "drafted", "accepted", "accepted_places")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PLACES_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    drafted: int
+    accepted: int
+    accepted_places: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafter: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_places: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DraftSpan(_message.Message):
+    __slots__ = ("drafter", "began_us", "ended_us", "candidates")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    began_us: int
+    ended_us: int
+    candidates: int
+    def __init__(self, drafter: _Optional[str] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("sessions", "kv_blocks_total", "kv_blocks_free", "draining", "steps", "waiting", "preemptions", "prefix_tokens_sought", "prefix_tokens_found", "drafting_paused")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_SOUGHT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    sessions: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    draining: bool
+    steps: int
+    waiting: int
+    preemptions: int
+    prefix_tokens_sought: int
+    prefix_tokens_found: int
+    drafting_paused: str
+    def __init__(self, sessions: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., waiting: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., drafting_paused: _Optional[str] = ...) -> None: ...

@@ -5,8 +5,47 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from slipstream.v1.types_pb2 import SessionKey as SessionKey
+from slipstream.v1.types_pb2 import Prefix as Prefix
+from slipstream.v1.types_pb2 import SamplingOptions as SamplingOptions
+from slipstream.v1.types_pb2 import StructuredOutput as StructuredOutput
+from slipstream.v1.types_pb2 import TokenLogprobs as TokenLogprobs
+from slipstream.v1.types_pb2 import Distribution as Distribution
+from slipstream.v1.types_pb2 import Candidates as Candidates
+from slipstream.v1.types_pb2 import TraceContext as TraceContext
+from slipstream.v1.types_pb2 import DraftMark as DraftMark
+from slipstream.v1.types_pb2 import ModelInfo as ModelInfo
+from slipstream.v1.types_pb2 import Failure as Failure
+from slipstream.v1.types_pb2 import DrafterShare as DrafterShare
+from slipstream.v1.types_pb2 import DraftSpan as DraftSpan
+from slipstream.v1.types_pb2 import WatchResponse as WatchResponse
+from slipstream.v1.types_pb2 import AcceptanceRule as AcceptanceRule
+from slipstream.v1.types_pb2 import RoundReason as RoundReason
+from slipstream.v1.types_pb2 import FinishReason as FinishReason
+from slipstream.v1.types_pb2 import Role as Role
 
 DESCRIPTOR: _descriptor.FileDescriptor
+ACCEPTANCE_RULE_UNSPECIFIED: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_COUPLED: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_REJECTION: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_BLOCK: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_RECURSIVE: _types_pb2.AcceptanceRule
+ACCEPTANCE_RULE_TYPICAL: _types_pb2.AcceptanceRule
+ROUND_REASON_UNSPECIFIED: _types_pb2.RoundReason
+ROUND_REASON_FIRST: _types_pb2.RoundReason
+ROUND_REASON_SLOW: _types_pb2.RoundReason
+ROUND_REASON_MISSED: _types_pb2.RoundReason
+ROUND_REASON_ROLLED_BACK: _types_pb2.RoundReason
+ROUND_REASON_FAILED: _types_pb2.RoundReason
+ROUND_REASON_ASKED: _types_pb2.RoundReason
+FINISH_REASON_UNSPECIFIED: _types_pb2.FinishReason
+FINISH_REASON_STOP: _types_pb2.FinishReason
+FINISH_REASON_LENGTH: _types_pb2.FinishReason
+FINISH_REASON_CANCELLED: _types_pb2.FinishReason
+FINISH_REASON_ERROR: _types_pb2.FinishReason
+ROLE_UNSPECIFIED: _types_pb2.Role
+ROLE_DRAFTER: _types_pb2.Role
+ROLE_VERIFIER: _types_pb2.Role
 
 class MissCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -16,25 +55,12 @@ class MissCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_CAUSE_DIVERGED: _ClassVar[MissCause]
     MISS_CAUSE_EXHAUSTED: _ClassVar[MissCause]
     MISS_CAUSE_NOT_WANTED: _ClassVar[MissCause]
-
-class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
-    FINISH_REASON_STOP: _ClassVar[FinishReason]
-    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
-    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
-    FINISH_REASON_ERROR: _ClassVar[FinishReason]
 MISS_CAUSE_UNSPECIFIED: MissCause
 MISS_CAUSE_NO_DRAFTER: MissCause
 MISS_CAUSE_OPENING: MissCause
 MISS_CAUSE_DIVERGED: MissCause
 MISS_CAUSE_EXHAUSTED: MissCause
 MISS_CAUSE_NOT_WANTED: MissCause
-FINISH_REASON_UNSPECIFIED: FinishReason
-FINISH_REASON_STOP: FinishReason
-FINISH_REASON_LENGTH: FinishReason
-FINISH_REASON_CANCELLED: FinishReason
-FINISH_REASON_ERROR: FinishReason
 
 class DecodeRequest(_message.Message):
     __slots__ = ("commands",)
@@ -180,29 +206,17 @@ class Round(_message.Message):
     verify_us: int
     miss: MissCause
     bubble_us: int
-    drafters: _containers.RepeatedCompositeFieldContainer[DrafterShare]
+    drafters: _containers.RepeatedCompositeFieldContainer[_types_pb2.DrafterShare]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
     ended_unix_nano: int
     cost_us: int
     shadows: _containers.RepeatedCompositeFieldContainer[ShadowScore]
     cached_tokens: int
     bonus: bool
-    drafts: _containers.RepeatedCompositeFieldContainer[DraftSpan]
+    drafts: _containers.RepeatedCompositeFieldContainer[_types_pb2.DraftSpan]
     traced: _types_pb2.RoundReason
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafts: _Optional[_Iterable[_Union[DraftSpan, _Mapping]]] = ..., traced: _Optional[_Union[_types_pb2.RoundReason, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
-
-class DraftSpan(_message.Message):
-    __slots__ = ("drafter", "began_us", "ended_us", "candidates")
-    DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    BEGAN_US_FIELD_NUMBER: _ClassVar[int]
-    ENDED_US_FIELD_NUMBER: _ClassVar[int]
-    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
-    drafter: str
-    began_us: int
-    ended_us: int
-    candidates: int
-    def __init__(self, drafter: _Optional[str] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wait_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., miss: _Optional[_Union[MissCause, str]] = ..., bubble_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_types_pb2.DrafterShare, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., ended_unix_nano: _Optional[int] = ..., cost_us: _Optional[int] = ..., shadows: _Optional[_Iterable[_Union[ShadowScore, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., bonus: _Optional[bool] = ..., drafts: _Optional[_Iterable[_Union[_types_pb2.DraftSpan, _Mapping]]] = ..., traced: _Optional[_Union[_types_pb2.RoundReason, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ShadowScore(_message.Message):
     __slots__ = ("drafter", "drafted", "accepted")
@@ -213,18 +227,6 @@ class ShadowScore(_message.Message):
     drafted: int
     accepted: int
     def __init__(self, drafter: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
-
-class DrafterShare(_message.Message):
-    __slots__ = ("drafter", "drafted", "accepted", "accepted_places")
-    DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_PLACES_FIELD_NUMBER: _ClassVar[int]
-    drafter: str
-    drafted: int
-    accepted: int
-    accepted_places: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, drafter: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_places: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DrafterEvent(_message.Message):
     __slots__ = ("session", "epoch", "drafter", "failure")
@@ -246,6 +248,6 @@ class SessionEnd(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
-    reason: FinishReason
+    reason: _types_pb2.FinishReason
     failure: _types_pb2.Failure
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...

@@ -24,8 +24,9 @@ _sym_db = _symbol_database.Default()
 
 from slipstream.v1 import types_pb2 as slipstream_dot_v1_dot_types__pb2
 
+from slipstream.v1.types_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aslipstream/v1/worker.proto\x12\rslipstream.v1\x1a\x19slipstream/v1/types.proto\"\x11\n\x0fGetModelRequest\"\xb0\x01\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.slipstream.v1.ModelInfo\x12!\n\x04role\x18\x02 \x01(\x0e\x32\x13.slipstream.v1.Role\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\'\n\x05\x63osts\x18\x04 \x01(\x0b\x32\x18.slipstream.v1.CostTable\x12\x17\n\x0fstarted_unix_ms\x18\x05 \x01(\x04\">\n\tCostTable\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08sessions\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\"\x0e\n\x0cWatchRequest\"\xed\x01\n\rWatchResponse\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x04\x12\x1c\n\x14prefix_tokens_sought\x18\x08 \x01(\x04\x12\x1b\n\x13prefix_tokens_found\x18\t \x01(\x04\x12\x17\n\x0f\x64rafting_paused\x18\n \x01(\t*A\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_DRAFTER\x10\x01\x12\x11\n\rROLE_VERIFIER\x10\x02\x32\xa2\x01\n\rWorkerService\x12K\n\x08GetModel\x12\x1e.slipstream.v1.GetModelRequest\x1a\x1f.slipstream.v1.GetModelResponse\x12\x44\n\x05Watch\x12\x1b.slipstream.v1.WatchRequest\x1a\x1c.slipstream.v1.WatchResponse0\x01\x42\x43\n\rslipstream.v1P\x01Z\x1aslipstream/v1;slipstreamv1\xa2\x02\x03SLV\xaa\x02\rSlipstream.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aslipstream/v1/worker.proto\x12\rslipstream.v1\x1a\x19slipstream/v1/types.proto\"\x11\n\x0fGetModelRequest\"\xb0\x01\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.slipstream.v1.ModelInfo\x12!\n\x04role\x18\x02 \x01(\x0e\x32\x13.slipstream.v1.Role\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\'\n\x05\x63osts\x18\x04 \x01(\x0b\x32\x18.slipstream.v1.CostTable\x12\x17\n\x0fstarted_unix_ms\x18\x05 \x01(\x04\">\n\tCostTable\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08sessions\x18\x02 \x03(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x01\"\x0e\n\x0cWatchRequest2\xa2\x01\n\rWorkerService\x12K\n\x08GetModel\x12\x1e.slipstream.v1.GetModelRequest\x1a\x1f.slipstream.v1.GetModelResponse\x12\x44\n\x05Watch\x12\x1b.slipstream.v1.WatchRequest\x1a\x1c.slipstream.v1.WatchResponse0\x01\x42\x43\n\rslipstream.v1P\x01Z\x1aslipstream/v1;slipstreamv1\xa2\x02\x03SLV\xaa\x02\rSlipstream.V1P\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +34,6 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slipstream.v1.worker_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rslipstream.v1P\001Z\032slipstream/v1;slipstreamv1\242\002\003SLV\252\002\rSlipstream.V1'
-  _globals['_ROLE']._serialized_start=590
-  _globals['_ROLE']._serialized_end=655
   _globals['_GETMODELREQUEST']._serialized_start=72
   _globals['_GETMODELREQUEST']._serialized_end=89
   _globals['_GETMODELRESPONSE']._serialized_start=92
@@ -43,8 +42,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COSTTABLE']._serialized_end=332
   _globals['_WATCHREQUEST']._serialized_start=334
   _globals['_WATCHREQUEST']._serialized_end=348
-  _globals['_WATCHRESPONSE']._serialized_start=351
-  _globals['_WATCHRESPONSE']._serialized_end=588
-  _globals['_WORKERSERVICE']._serialized_start=658
-  _globals['_WORKERSERVICE']._serialized_end=820
+  _globals['_WORKERSERVICE']._serialized_start=351
+  _globals['_WORKERSERVICE']._serialized_end=513
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from slipstream.v1 import types_pb2 as slipstream_dot_v1_dot_types__pb2
 from slipstream.v1 import worker_pb2 as slipstream_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -43,7 +44,7 @@ class WorkerServiceStub:
         self.Watch = channel.unary_stream(
                 '/slipstream.v1.WorkerService/Watch',
                 request_serializer=slipstream_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
-                response_deserializer=slipstream_dot_v1_dot_worker__pb2.WatchResponse.FromString,
+                response_deserializer=slipstream_dot_v1_dot_types__pb2.WatchResponse.FromString,
                 _registered_method=True)
 
 
@@ -80,7 +81,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=slipstream_dot_v1_dot_worker__pb2.WatchRequest.FromString,
-                    response_serializer=slipstream_dot_v1_dot_worker__pb2.WatchResponse.SerializeToString,
+                    response_serializer=slipstream_dot_v1_dot_types__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,7 +138,7 @@ class WorkerService:
             target,
             '/slipstream.v1.WorkerService/Watch',
             slipstream_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
-            slipstream_dot_v1_dot_worker__pb2.WatchResponse.FromString,
+            slipstream_dot_v1_dot_types__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

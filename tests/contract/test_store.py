@@ -56,6 +56,18 @@ async def test_every_operation_on_an_unknown_session_is_not_found(world: World) 
             await operation
 
 
+async def test_what_is_deleted_is_gone_whoever_owned_it_and_stays_gone(world: World) -> None:
+    store, made = world.store(), world.record()
+    await store.create(made)
+    for _ in range(2):
+        await world.store("b").delete(made.id)
+    for operation in (store.read(made.id), store.append(made.id, 1, len(PROMPT), [1])):
+        with pytest.raises(NotFound):
+            await operation
+    await store.create(made)  # the id is free again
+    assert (await store.read(made.id)).tokens == PROMPT
+
+
 async def test_appends_are_contiguous_and_repeats_change_nothing(world: World) -> None:
     store, made = world.store(), world.record()
     await store.create(made)

@@ -125,8 +125,8 @@ OPENAI_CODES = {"prompt_too_long": "context_length_exceeded"}
         (", tokens_per_minute = 500", {}, "key_tokens"),
         (", max_tokens = 1", {}, "key_output"),
         ("", {"model": "another"}, "no_model"),
-        ("", {"temperature": -1.0}, "invalid_argument"),
-        ("", {"stop": ["x" * 1000]}, "invalid_argument"),
+        ("", {"temperature": -1.0}, "number_out_of_range"),
+        ("", {"stop": ["x" * 2000]}, "stop_string"),
         ("", {"priority": -5}, "priority"),
     ],
 )

@@ -110,7 +110,7 @@ async def test_a_session_too_large_for_the_stream_ends_alone(setting: Setting, m
     for _ in range(3):
         with pytest.raises(InvalidArgument) as caught:
             await front.generate(prompt="x" * 160)
-        assert caught.value.reason == multiplexed_stream.TOO_LARGE
+        assert caught.value.reason == "MESSAGE_TOO_LARGE"
     assert len(verifier._sessions) == 1, "only the neighbour's is left"
     script.limit = None
     answer = await neighbour

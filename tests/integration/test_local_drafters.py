@@ -175,7 +175,7 @@ async def test_a_local_drafter_that_proposes_no_token_loses_its_session(monkeypa
         gateway(server.address) as client,
     ):
         decoded = await client.decode([7, 8, 9], tokens=20, drafters=[NGRAM])
-    assert failures(decoded) == ["INVALID_ARGUMENT"] and decoded.drafted == 0
+    assert failures(decoded) == ["PROTOCOL"] and decoded.drafted == 0
     assert decoded.token_ids == emulated_text([7, 8, 9], 20)
 
 

@@ -229,9 +229,9 @@ async def test_a_session_that_gave_up_its_memory_says_the_same() -> None:
         (
             {"structure": StructuredOutput("json_object"), "stop": []},
             grpc.StatusCode.INVALID_ARGUMENT,
-            "INVALID_ARGUMENT",
+            "ENDLESS_GRAMMAR",
         ),
-        ({"top_logprobs": 21}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
+        ({"top_logprobs": 21}, grpc.StatusCode.INVALID_ARGUMENT, "NUMBER_OUT_OF_RANGE"),
         (
             {"structure": StructuredOutput("regex", "a+"), "output": tokenizer().encode("zz").ids},
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -102,6 +102,7 @@ def text_of(target: str, text: str, most: int, stream: bool = False) -> Body:
         "POST /v1/completions": {"prompt": text, "max_tokens": most, "stream": stream},
         "POST /v1/chat/completions": {"messages": said, "max_tokens": most, "stream": stream},
         "POST /v1/responses": {"input": text, "max_output_tokens": most, "stream": stream},
+        "POST /v1/responses/input_tokens": {"input": text},
         "POST /v1/messages": {"messages": said, "max_tokens": most, "stream": stream},
         "POST /v1/messages/count_tokens": {"messages": said},
         "POST /tokenize": {"prompt": text},

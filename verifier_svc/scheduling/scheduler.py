@@ -209,7 +209,7 @@ class Scheduler:
             self._report()  # the last Round goes out before the session's end does
         if result.dishonest:
             self._sources.quarantine_session(
-                session, InvalidArgument("a draft token lay outside its own distribution.")
+                session, InvalidArgument("a draft token lay outside its own distribution.", reason="DISHONEST")
             )
         if reason is not None:
             self.end_session(session, reason)

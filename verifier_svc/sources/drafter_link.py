@@ -193,8 +193,6 @@ class DrafterLink:
         try:
             return self._graft(attachment, candidates)
         except SlipstreamError as error:
-            if error.reason == error.code.name:
-                error.reason = "PROTOCOL"
             self.quarantine(attachment.session, error)
             return attachment.session.served
 

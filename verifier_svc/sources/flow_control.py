@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.concurrency import TokenBucket
-from slipstream.errors import InvalidArgument
+from slipstream.errors import PROTOCOL, InvalidArgument
 from slipstream.rpc import proto_conversion
 from slipstream.speculation import draft_distribution
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -105,7 +105,7 @@ def read_frame(
     token_ids, parents, confidences = candidates.token_ids, candidates.parents, candidates.confidences
     distributions = candidates.distributions
     if max(len(token_ids), len(parents), len(confidences), len(distributions)) > limits.frame_nodes:
-        raise InvalidArgument(f"a frame holds more than {limits.frame_nodes} nodes; send fewer.")
+        raise InvalidArgument(f"a frame holds more than {limits.frame_nodes} nodes; send fewer.", reason=PROTOCOL)
     read = with_distributions and distributions
     unchecked = Frame(
         base_length=candidates.base_length,

@@ -60,6 +60,17 @@ class ToolChoice(Fields):
     """Name of the tool to call."""
 
 
+class OutputFormat(Fields):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    format: OutputFormat | None = None
+    """What the text has to be."""
+    effort: str | None = None
+
+
 class CountRequest(RequestFields):
     model: str = ""
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -102,6 +113,9 @@ class MessageRequest(CountRequest):
     temperature: float | None = None
     top_k: int | None = Field(None, ge=-1, le=2**32 - 1)
     top_p: float | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The beta's name of `output_config.format`."""
     metadata: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -116,7 +130,14 @@ class MessageRequest(CountRequest):
             *("cache_salt", "speculation", "mixed_arithmetic"),
         )
         fields = {name: getattr(self, name) for name in same}
-        return SamplingFields.model_validate(fields | {"stop": self.stop_sequences})
+        return SamplingFields.model_validate(fields | {"stop": self.stop_sequences} | self._format())
+
+    def _format(self) -> dict[str, Any]:
+        """The format of the text, as OpenAI's requests have it."""
+        asked = (self.output_config.format if self.output_config else None) or self.output_format
+        if asked is None:
+            return {}
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": asked.schema_}}}
 
 
 def _text(blocks: list[Block]) -> str:

@@ -18,7 +18,7 @@ from gateway.api.http.errors import RequestTimeout, RequestTooLarge
 from gateway.auth.tenant import Tenant
 from gateway.text.json_body import put_together, too_many_values
 from gateway.work.tenant_work import TenantWork
-from slipstream.errors import InvalidArgument, Unavailable
+from slipstream.errors import NOT_UNICODE, InvalidArgument, Unavailable
 
 SMALL_BYTES = 65_536
 """Bodies up to this size are read however many others are, and parsed on the event loop: some 2 ms."""
@@ -96,7 +96,9 @@ class BodyReader:
                     share.grow_to(size)
                     parts.append(part)
         except TimeoutError as error:
-            raise RequestTimeout(f"The body did not arrive within {self._limits.idle_s:g} s.") from error
+            raise RequestTimeout(
+                f"The body did not arrive within {self._limits.idle_s:g} s.", reason="BODY_TIMEOUT"
+            ) from error
         body = b"".join(parts)
         if size <= SMALL_BYTES:
             self._check_small(body)
@@ -117,7 +119,7 @@ class BodyReader:
         if result.head.get("surrogate"):
             raise _no_unicode()
         if result.head.get("unreadable"):
-            raise InvalidArgument("The body cannot be read; send JSON.")
+            raise InvalidArgument("The body cannot be read; send JSON.", reason="NOT_JSON")
         if fault := result.head.get("not_json"):  # as the framework reports it
             what, place = fault
             error = {"type": "json_invalid", "loc": ("body", place), "msg": "", "input": {}, "ctx": {"error": what}}
@@ -218,7 +220,7 @@ def _check_unicode(body: bytes) -> None:
 
 
 def _no_unicode() -> InvalidArgument:
-    return InvalidArgument("The request holds text that is not Unicode: a lone surrogate.")
+    return InvalidArgument("The request holds text that is not Unicode: a lone surrogate.", reason=NOT_UNICODE)
 
 
 def _too_large(most: int) -> RequestTooLarge:

@@ -46,7 +46,9 @@ def last_position(context: RequestContext) -> StreamPosition | None:
         return None
     found = _POSITION.fullmatch(given)
     if found is None:
-        raise InvalidArgument("Last-Event-ID is no id of this gateway's events; send the last one as it came.")
+        raise InvalidArgument(
+            "Last-Event-ID is no id of this gateway's events; send the last one as it came.", reason="EVENT_ID"
+        )
     session_id, *numbers = found.groups()
     return StreamPosition(session_id, *map(int, numbers))
 

@@ -30,13 +30,15 @@ Receive = Callable[[], Awaitable[Message]]
 SendMessage = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, SendMessage], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """Paths that need no key: probes have none."""
 REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = "request-id"
 """Header in which Anthropic's clients look for it."""
 OPEN_PAGE = re.compile(r"/playground(/[a-z]+\.(css|js|svg))?")
 """Files without content of anybody: a browser asks for them without a key, which the page's own requests send."""
+_MODELS = "/v1/models"
+"""A path that clients of OpenAI's and of Anthropic's share."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _CONTEXT = "slipstream.request_context"
 
@@ -57,19 +59,20 @@ class LocalHosts:
         if "." not in name or name.endswith(".localhost") or name in self.allowed or _is_address(name):
             return
         raise PermissionDenied(
-            "This gateway has no keys, so it answers to this machine's own names alone; list the page's origin in "
-            "GATEWAY_HTTP_ORIGINS, or set GATEWAY_API_KEYS.",
+            "This gateway has no keys, so it answers to this machine's own names alone; list the name of a container "
+            "or proxy in GATEWAY_HTTP_HOSTS, a page's origin in GATEWAY_HTTP_ORIGINS, or set GATEWAY_API_KEYS.",
             reason="HOST",
         )
 
 
-def local_hosts(listen: str, origins: Sequence[str]) -> LocalHosts | None:
-    """None for a gateway that listens to other machines too, or that any page may use."""
+def local_hosts(listen: str, origins: Sequence[str], hosts: Sequence[str] = ()) -> LocalHosts | None:
+    """`hosts`: further names. None for a gateway that listens to other machines too, or that any page may use."""
     name = _name(listen)
     local = name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
-    if not local or "*" in origins:
+    if not local or "*" in origins or "*" in hosts:
         return None
-    return LocalHosts(frozenset(filter(None, (urlsplit(origin).hostname for origin in origins))))
+    pages = (urlsplit(origin).hostname for origin in origins)
+    return LocalHosts(frozenset([*filter(None, pages), *map(_name, hosts)]))
 
 
 def _is_address(name: str) -> bool:
@@ -123,7 +126,8 @@ class Entry:
 def context_of(scope: Scope) -> RequestContext:
     """The context of the request that this ASGI scope belongs to."""
     context: RequestContext = scope["state"][_CONTEXT]
-    return context
+    route = scope.get("route")
+    return context if route is None else replace(context, http_method=scope["method"], http_route=route.path)
 
 
 class _Answering:
@@ -160,7 +164,8 @@ async def _send_error(error: Exception, scope: Scope, send: SendMessage) -> None
 def _request_context(scope: Scope) -> RequestContext:
     headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
     names = [name for name, _ in headers]
-    if is_anthropic(scope) and "authorization" not in names:
+    listing = scope["path"].startswith(_MODELS) and "anthropic-version" in names
+    if (listing or is_anthropic(scope)) and "authorization" not in names:
         # Anthropic's clients send their key in a header of its own.
         headers = [
             ("authorization", f"Bearer {value}") if name == "x-api-key" else (name, value) for name, value in headers

@@ -10,7 +10,6 @@ from typing import Any
 from slipstream.errors import (
     Aborted,
     InvalidArgument,
-    NotFound,
     SlipstreamError,
     message_to_send,
     retry_delay_s,
@@ -34,6 +33,9 @@ _OPENAI_TYPES = {
 }
 _OPENAI_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 """Codes that OpenAI's clients act on; all others are the reason."""
+_PARAMS = {"chat.template_variables_json": "chat_template_kwargs", "prompt_token_ids": "prompt"}
+_INPUTS = {"/v1/chat/completions": "messages", "/v1/responses": "input"}
+"""What is the prompt in other requests."""
 _ANTHROPIC_BEGINNINGS = {"PROMPT_TOO_LONG": "prompt is too long: "}
 """By which Anthropic's clients know an error: it has no code there."""
 _ANTHROPIC_TYPES = _OPENAI_TYPES | {409: "invalid_request_error", 413: "request_too_large", 503: "overloaded_error"}
@@ -51,14 +53,6 @@ class MethodNotAllowed(InvalidArgument):
     http_status = 405
 
 
-class FieldNotFound(NotFound):
-    """What a field of the request names is not there."""
-
-    def __init__(self, field: str, message: str, *, reason: str) -> None:
-        super().__init__(message, reason=reason)
-        self.field = field
-
-
 @dataclass(frozen=True, slots=True)
 class HttpError:
     """An error that is ready to be sent."""
@@ -72,9 +66,7 @@ def http_error(exception: Exception, scope: Mapping[str, Any], param: str | None
     """The error in the shape of the request's protocol. `scope`: the request's, in ASGI. `param`: the field that is
     wrong, where one is."""
     error = typed_error(exception)
-    if isinstance(error, FieldNotFound):
-        param = error.field
-    body = _anthropic_body(error) if is_anthropic(scope) else _openai_body(error, param)
+    body = _anthropic_body(error) if is_anthropic(scope) else _openai_body(error, param or _param(error, scope["path"]))
     return HttpError(error.http_status, _headers(error), body)
 
 
@@ -97,6 +89,12 @@ def _anthropic_body(error: SlipstreamError) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
     message = _ANTHROPIC_BEGINNINGS.get(error.reason, "") + message_to_send(error)
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _param(error: SlipstreamError, path: str) -> str | None:
+    """The field that is wrong, as requests at this path name it."""
+    field = _PARAMS.get(error.field, error.field.removeprefix("sampling.").removeprefix("chat."))
+    return (_INPUTS.get(path, field) if field == "prompt" else field) or None
 
 
 def _openai_body(error: SlipstreamError, param: str | None) -> dict[str, Any]:

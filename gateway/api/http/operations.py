@@ -1,4 +1,4 @@
-"""Routes for operators: `/health`, `/ready`, `/version`, `/metrics`, and the list of all routes at `/docs`."""
+"""Routes for operators: `/health`, `/ping`, `/ready`, `/load`, `/version`, `/metrics`, and all routes at `/docs`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ def routes(parts: HttpDependencies) -> APIRouter:
         """200 while a verifier can serve, once the session store has answered, else 503; needs no key."""
         serves = parts.router.ready and parts.store.answered.is_set()
         return JSONResponse({"ready": serves}, 200 if serves else 503)
+
+    @router.get("/ping")
+    @router.post("/ping")
+    async def ping() -> Response:
+        """The process answers, as managed platforms ask; needs no key."""
+        return Response()
+
+    @router.get("/load")
+    async def load(request: Request) -> dict[str, int]:
+        """Sessions that run on this gateway; where there are API keys, for an operator's key."""
+        check_operator(context_of(request.scope).tenant)
+        return {"server_load": parts.sessions.open_sessions}
 
     @router.get("/version")
     async def version() -> dict[str, str]:

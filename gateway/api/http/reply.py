@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from gateway.api.http.entry import Message, Receive, Scope, SendMessage
+from gateway.api.http.entry import Message, Receive, Scope, SendMessage, context_of
 from gateway.api.http.errors import http_error
 from gateway.request_context import RequestContext
 from gateway.sessions.output_stream import Event
@@ -68,7 +68,7 @@ class Reply:
         """Send the error: as a status, or as the last event."""
         answer = http_error(error, self._scope)
         if not self.started:
-            await self.send_json(answer.body, answer.headers, answer.status)
+            await self.send_json(answer.body, answer.headers | self._trace(), answer.status)
             return
         await self.send_event(json.dumps(answer.body), "error" if answer.body.get("type") == "error" else "")
         await self.end_events()
@@ -80,7 +80,11 @@ class Reply:
     async def _start_stream(self) -> None:
         if not self.started:
             self.started = self.streaming = True
-            await self._write({"type": "http.response.start", "status": 200, "headers": list(_EVENT_HEADERS)})
+            headers = [*_EVENT_HEADERS, *((name.encode(), value.encode()) for name, value in self._trace().items())]
+            await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _trace(self) -> dict[str, str]:
+        return trace_headers(context_of(self._scope).trailers)
 
     async def _write(self, message: Message) -> None:
         self.wrote_at, self.writing = time.monotonic(), True
@@ -144,7 +148,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def trace_headers(trailers: dict[str, str]) -> dict[str, str]:
-    """The headers of an answer that is sent when its request's trace is known."""
+    """The headers of an answer whose request's trace is known: from the beginning where it is sampled, else at its end,
+    behind the headers of a stream."""
     return {TRACE_ID: trailers[TRACE_ID]} if TRACE_ID in trailers else {}
 
 

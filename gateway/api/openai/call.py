@@ -115,7 +115,7 @@ class Call(ABC):
 
     async def _stream(self, reply: Reply, position: StreamPosition | None, *, ids: bool) -> None:
         if ids and len(self._requests) > 1:
-            raise InvalidArgument("Events have ids only in a stream of one choice.")
+            raise InvalidArgument("Events have ids only in a stream of one choice.", reason="EVENT_ID")
         streams = [ChoiceStream(Choice(index), position, rereads=self.rereads) for index in range(len(self._requests))]
 
         async def send(index: int, event: Event) -> None:

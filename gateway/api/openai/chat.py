@@ -75,7 +75,7 @@ class FunctionField(Fields):
 
 class ToolField(Fields):
     model_config = ConfigDict(extra="allow")
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionField
 
 
@@ -185,7 +185,7 @@ class ChatCall(Call):
         return self._choice(choice, {"delta": delta}, called=answer.calls > 0)
 
     def _choice(self, choice: Choice, content: dict[str, Any], *, called: bool = False) -> dict[str, Any]:
-        logprobs = {"content": [_logprob(each) for each in choice.logprobs], "refusal": None}
+        logprobs = {"content": [logprob_entry(each) for each in choice.logprobs], "refusal": None}
         made = {
             "index": choice.index,
             **content,
@@ -252,7 +252,9 @@ def parsed_arguments(arguments: str) -> Any:
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument("The arguments of a tool call in the conversation are not JSON.") from error
+        raise InvalidArgument(
+            "The arguments of a tool call in the conversation are not JSON.", reason="NOT_JSON", field="messages"
+        ) from error
 
 
 def _call_data(call: ToolCallField) -> dict[str, Any]:
@@ -260,7 +262,7 @@ def _call_data(call: ToolCallField) -> dict[str, Any]:
     return {"id": call.id, "type": call.type, "function": function}
 
 
-def _logprob(logprob: gateway_pb2.Logprob) -> dict[str, Any]:
+def logprob_entry(logprob: gateway_pb2.Logprob) -> dict[str, Any]:
     top = [_token(each.token, each.logprob) for each in logprob.top]
     return {**_token(logprob.token, logprob.logprob), "top_logprobs": top}
 

@@ -21,7 +21,7 @@ from gateway.request_context import RequestContext
 from gateway.requests.texts import text_of, tokens_of
 from gateway.sessions.output_stream import Event
 from gateway.work.once import Once
-from slipstream.errors import InvalidArgument
+from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 MAX_TOKENS_DEFAULT = 16
@@ -45,13 +45,26 @@ class CompletionRequest(SamplingFields):
     def prompts(self) -> list[str | Sequence[int]]:
         """The prompts, one or several. Raises InvalidArgument for what this server does not do."""
         if self.suffix:
-            raise InvalidArgument("suffix is not served: the model continues a prompt and fills no gaps.")
+            raise InvalidArgument(
+                "suffix is not served: the model continues a prompt and fills no gaps.",
+                reason="FIELD_NOT_SERVED",
+                field="suffix",
+            )
         if self.best_of not in (None, self.choices):
-            raise InvalidArgument("best_of is not served; ask for n choices and take the best yourself.")
+            raise InvalidArgument(
+                "best_of is not served; ask for n choices and take the best yourself.",
+                reason="FIELD_NOT_SERVED",
+                field="best_of",
+            )
         several = not isinstance(self.prompt, str) and not (self.prompt and isinstance(self.prompt[0], int))
         prompts: list[Any] = list(self.prompt) if several else [self.prompt]
         if not 1 <= len(prompts) * self.choices <= MOST_CHOICES:
-            raise InvalidArgument(f"prompts times n must make 1 to {MOST_CHOICES} choices.")
+            raise InvalidArgument(
+                f"prompts times n must make 1 to {MOST_CHOICES} choices.",
+                reason=TOO_MANY_ITEMS,
+                field="prompt",
+                numbers={"limit": MOST_CHOICES},
+            )
         return prompts
 
     @property

@@ -13,11 +13,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 
 from gateway.requests.texts import RequestText, Room, Texts, part_of
 from gateway.text.tokenizer import Tokenizer
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FIELD_INVALID, FIELD_MISSING, FIELDS_CONFLICT, NOT_UNICODE, InvalidArgument
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.proto_conversion import structure_to_proto
 from slipstream.tokenizer.structured_output import OPTIONS_KEY, StructuredOutput, choice_grammar, whitespace_options
@@ -76,6 +76,12 @@ Strings = Annotated[list[str], Field(fail_fast=True)]
 
 class Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """A whole number that is written as 16.0, as clients whose language has one kind of numbers do."""
+        return int(value) if type(value) is float and value.is_integer() else value
 
 
 class RequestFields(Fields):
@@ -229,7 +235,9 @@ class SamplingFields(RequestFields):
                 if self.prediction is not None:
                     request.prediction.text = self.prediction.text
         except (ValueError, TypeError) as error:  # a lone surrogate
-            raise InvalidArgument("The request holds text that is not Unicode, or a number out of range.") from error
+            raise InvalidArgument(
+                "The request holds text that is not Unicode, or a number out of range.", reason=NOT_UNICODE
+            ) from error
         return request
 
     def texts(self, prompts: Sequence[RequestText], tokenizer: Tokenizer) -> list[Texts]:
@@ -240,7 +248,11 @@ class SamplingFields(RequestFields):
 
     def _sampling(self, index: int) -> gateway_pb2.SamplingOptions:
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
-            raise InvalidArgument("allowed_token_ids is empty, and an output has tokens; name some, or leave it out.")
+            raise InvalidArgument(
+                "allowed_token_ids is empty, and an output has tokens; name some, or leave it out.",
+                reason="NO_TOKENS",
+                field="allowed_token_ids",
+            )
         given = {name: getattr(self, name, None) for name in proto_conversion.SAMPLING_FIELDS}
         return gateway_pb2.SamplingOptions(
             **given
@@ -272,7 +284,10 @@ class SamplingFields(RequestFields):
         found = [each for each in wanted if each]
         if len(found) > 1:
             raise InvalidArgument(
-                "response_format, structured_outputs and a tool_choice that forces a call exclude each other; send one."
+                "response_format, structured_outputs and a tool_choice that forces a call exclude each other; send "
+                "one.",
+                reason=FIELDS_CONFLICT,
+                field="response_format",
             )
         return found[0] if found else None
 
@@ -283,7 +298,7 @@ def log_unknown(fields: RequestFields) -> None:
     unknown = fields.model_extra or {}
     for name, instead in _INSTEAD.items():
         if name in unknown and _changes(name, unknown[name]):
-            raise InvalidArgument(f"{name} is not served; {instead}.", reason="FIELD_NOT_SERVED")
+            raise InvalidArgument(f"{name} is not served; {instead}.", reason="FIELD_NOT_SERVED", field=name)
     for name in unknown:
         if name not in _LOGGED and len(_LOGGED) < _MOST_LOGGED and _NAME.fullmatch(name):
             _LOGGED.add(name)
@@ -304,7 +319,11 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
     except ValueError:
         bias = {}
     if len(bias) != len(given) or not all(0 <= token <= _MOST for token in bias):
-        raise InvalidArgument("logit_bias maps token ids to numbers; write the ids as whole numbers.")
+        raise InvalidArgument(
+            "logit_bias maps token ids to numbers; write the ids as whole numbers.",
+            reason=FIELD_INVALID,
+            field="logit_bias",
+        )
     return bias
 
 
@@ -314,7 +333,11 @@ def _format(asked: ResponseFormat | None) -> types_pb2.StructuredOutput | None:
     if asked.type == "json_object":
         return types_pb2.StructuredOutput(json_object=True)
     if asked.json_schema is None:
-        raise InvalidArgument("response_format json_schema has no json_schema; send {name, schema}.")
+        raise InvalidArgument(
+            "response_format json_schema has no json_schema; send {name, schema}.",
+            reason=FIELD_MISSING,
+            field="response_format",
+        )
     return types_pb2.StructuredOutput(json_schema=json.dumps(asked.json_schema.schema_))
 
 
@@ -328,7 +351,11 @@ def _outputs(asked: StructuredOutputs | None) -> types_pb2.StructuredOutput | No
     }
     given = [(name, value) for name, values in named.items() for value in values if value is not None]
     if len(given) != 1:
-        raise InvalidArgument("structured_outputs holds one of json, regex, grammar, choice and json_object.")
+        raise InvalidArgument(
+            "structured_outputs holds one of json, regex, grammar, choice and json_object.",
+            reason=FIELDS_CONFLICT if given else FIELD_MISSING,
+            field="structured_outputs",
+        )
     ((name, value),) = given
     if asked.whitespace_pattern is not None:
         value = _spaced(name, value, asked.whitespace_pattern)
@@ -340,12 +367,22 @@ def _outputs(asked: StructuredOutputs | None) -> types_pb2.StructuredOutput | No
 def _spaced(name: str, schema: Any, pattern: str) -> Any:
     """`schema` with its own whitespace. Raises InvalidArgument for what is no schema."""
     if name != "json_schema":
-        raise InvalidArgument("structured_outputs.whitespace_pattern is for json and json_object.")
+        raise InvalidArgument(
+            "structured_outputs.whitespace_pattern is for json and json_object.",
+            reason=FIELDS_CONFLICT,
+            field="structured_outputs",
+        )
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"structured_outputs.json is not JSON: {error}.") from error
+            raise InvalidArgument(
+                f"structured_outputs.json is not JSON: {error}.", reason="BAD_GRAMMAR", field="structured_outputs"
+            ) from error
     if not isinstance(schema, dict):
-        raise InvalidArgument("structured_outputs.whitespace_pattern needs a schema that is an object.")
+        raise InvalidArgument(
+            "structured_outputs.whitespace_pattern needs a schema that is an object.",
+            reason="BAD_GRAMMAR",
+            field="structured_outputs",
+        )
     return {OPTIONS_KEY: whitespace_options(pattern), **schema}

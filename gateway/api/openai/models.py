@@ -13,7 +13,7 @@ from gateway.api.http.entry import context_of
 from gateway.api.openai.chat import ConversationFields, Messages
 from gateway.api.openai.fields import RequestFields, TokenIds, log_unknown
 from gateway.requests.validation import check_name
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 from slipstream.v1 import types_pb2
 
 
@@ -38,14 +38,19 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The models that can be asked for."""
-        return {"object": "list", "data": [_model(each, parts) for each in parts.router.models().values()]}
+        """The models that can be asked for, by each of their names."""
+        known = parts.router.models()
+        aliases = {alias: model or next(iter(known)) for alias, model in parts.router.aliases.items()}
+        named = known | {alias: known[model] for alias, model in aliases.items() if model in known}
+        data = [_model(name, each, parts) for name, each in named.items()]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return {"object": "list", "data": data, **ends}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model."""
-        check_name(name)
-        return _model(parts.router.model(name), parts)
+        check_name("model", name)
+        return _model(name, parts.router.model(name), parts)
 
     @router.post("/tokenize", response_model=dict[str, Any])
     async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
@@ -53,10 +58,12 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         found = _served(parts, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
-            raise InvalidArgument("Send prompt, or messages.")
+            raise InvalidArgument("Send prompt, or messages.", reason=FIELD_MISSING, field="prompt")
         variables, tools = asked.template_variables(), asked.tool_data()
         if asked.messages is None and (variables or tools):
-            raise InvalidArgument("Fields of a chat need messages; a prompt is taken as it is.")
+            raise InvalidArgument(
+                "Fields of a chat need messages; a prompt is taken as it is.", reason=FIELDS_CONFLICT, field="prompt"
+            )
         answer = await parts.tokenizer.tokenized(
             asked.prompt or "" if asked.messages is None else (asked.template_data(), tools, variables),
             context_of(request.scope).tenant,
@@ -78,15 +85,19 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
 
 def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:
-    check_name(name)
+    check_name("model", name)
     return parts.router.model(name)
 
 
-def _model(model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any]:
+def _model(name: str, model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any]:
+    """As clients of OpenAI's, and those of Anthropic's, read it. `name`: one of the model's."""
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
         "owned_by": "slipstream",
         "root": model.name,
         "parent": None,

@@ -10,7 +10,7 @@ from pydantic import Field
 from gateway.api.openai.chat import MAX_TOOLS, parsed_arguments
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields
 from gateway.text.chat_messages import MAX_MESSAGES
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 
 
 class ContentPart(Fields):
@@ -19,15 +19,23 @@ class ContentPart(Fields):
 
 
 class InputItem(Fields):
-    """A message, a call that the model made, or what the call gave."""
+    """A message, a call that the model made, what the call gave, or the id of an item of an earlier response."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
+    """None: a message, or an id alone."""
+    id: str | None = None
     role: str | None = None
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | None = None
+    output: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+
+    @property
+    def reference(self) -> str | None:
+        """The id of the item that this one stands for; None where it is one itself."""
+        alone = self.type is None and self.role is None and self.content is None
+        return self.id or "" if self.type == "item_reference" or (alone and self.id) else None
 
     def as_template_data(self) -> dict[str, Any] | None:
         """The item as a message of a chat; None for one that templates do not know."""
@@ -38,11 +46,12 @@ class InputItem(Fields):
             call = {"id": self.call_id, "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         if self.type == "function_call_output":
-            return {"role": "tool", "content": self.output or "", "tool_call_id": self.call_id}
-        content = (
-            self.content if isinstance(self.content, str | None) else "\n".join(part.text for part in self.content)
-        )
-        return {"role": self.role or "user", "content": content or ""}
+            return {"role": "tool", "content": _text(self.output), "tool_call_id": self.call_id}
+        return {"role": self.role or "user", "content": _text(self.content)}
+
+
+def _text(content: str | list[ContentPart] | None) -> str:
+    return content or "" if isinstance(content, str | None) else "\n".join(part.text for part in content)
 
 
 def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
@@ -51,10 +60,11 @@ def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
 
 
 class FunctionTool(Fields):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class TextFormat(Fields):
@@ -71,46 +81,34 @@ class TextField(Fields):
     verbosity: str | None = None
 
 
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` names to have log-probabilities."""
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 
 
-class ResponseRequest(SamplingFields):
-    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+Input = str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+RETURNED = (
+    *("instructions", "max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "truncation", "reasoning"),
+    *("tools", "tool_choice", "parallel_tool_calls", "background", "user", "safety_identifier", "prompt_cache_key"),
+    "service_tier",
+)
+"""Fields of a request that its response has too, as they were sent."""
+
+
+class ResponseTokensRequest(SamplingFields):
+    """What decides the prompt of a response."""
+
+    input: Input
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
-    background: bool | None = None
-    """Answer at once, and generate without a client."""
     previous_response_id: str | None = None
     """The response that this one goes on from: its conversation comes before the input."""
-    metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    text: TextField | None = None
-    truncation: str | None = None
-    reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
-    parallel_tool_calls: bool | None = None
-
-    def check(self) -> None:
-        """Raises InvalidArgument for what this server does not do."""
-        if self.background and self.store is False:
-            raise InvalidArgument("A response in the background is read later; leave store: false out.")
-        if self.choices != 1:
-            raise InvalidArgument("A response has one choice; leave n out.")
-        if self.text and self.text.format:
-            self.response_format = _response_format(self.text.format)
-        self.max_tokens = self.max_output_tokens or self.max_tokens
 
     def system_data(self) -> list[dict[str, Any]]:
         """The instructions, which hold for this response alone."""
         return [{"role": "system", "content": self.instructions}] if self.instructions else []
-
-    def template_data(self) -> list[dict[str, Any]]:
-        """The input as messages of a chat."""
-        if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        return messages_of(self.input)
 
     def tool_data(self) -> list[dict[str, Any]]:
         if not self.tools or self.tool_choice == "none":
@@ -120,9 +118,44 @@ class ResponseRequest(SamplingFields):
         return [{"type": "function", "function": function} for function in plain]
 
 
+class ResponseRequest(ResponseTokensRequest):
+    max_output_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
+    background: bool | None = None
+    """Answer at once, and generate without a client."""
+    metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
+    text: TextField | None = None
+    truncation: str | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    parallel_tool_calls: bool | None = None
+
+    def check(self) -> None:
+        """Raises InvalidArgument for what this server does not do."""
+        if self.background and self.store is False:
+            raise InvalidArgument(
+                "A response in the background is read later; leave store: false out.",
+                reason=FIELDS_CONFLICT,
+                field="store",
+            )
+        if self.choices != 1:
+            raise InvalidArgument("A response has one choice; leave n out.", reason="FIELD_NOT_SERVED", field="n")
+        if self.text and self.text.format:
+            self.response_format = _response_format(self.text.format)
+        self.max_tokens = self.max_output_tokens or self.max_tokens
+
+    def returned(self) -> dict[str, Any]:
+        """What the response gives back of the request."""
+        return self.model_dump(include=set(RETURNED), exclude_unset=True, by_alias=True, mode="json")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+
 def _response_format(format: TextFormat) -> ResponseFormat:
     if format.type != "json_schema":
         return ResponseFormat(type=format.type)
     if format.schema_ is None:
-        raise InvalidArgument("text.format json_schema has no schema.")
+        raise InvalidArgument("text.format json_schema has no schema.", reason=FIELD_MISSING, field="text")
     return ResponseFormat(type=format.type, json_schema=JsonSchemaField(schema=format.schema_))

@@ -12,9 +12,9 @@ import json
 import re
 import time
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, TypeAdapter
@@ -22,12 +22,12 @@ from pydantic import Field, TypeAdapter
 from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
-from gateway.api.http.errors import FieldNotFound
 from gateway.api.http.reply import Answer, Follow, Reply, answer_of_events
 from gateway.api.openai.chat import call_format, forced_name
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
-from gateway.api.openai.response_fields import InputItem, ResponseRequest, messages_of
+from gateway.api.openai.response_fields import Input, InputItem, ResponseRequest, ResponseTokensRequest, messages_of
+from gateway.api.openai.response_views import LoggedEvents, input_items, output_so_far, page_of
 from gateway.api.openai.usage import accepted_and_rejected, mixture, speculation_metrics
 from gateway.auth.tenant import Tenant
 from gateway.request_context import RequestContext
@@ -37,13 +37,32 @@ from gateway.sessions.registry import Send
 from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.tool_calls import forced_call, new_reader
 from gateway.text.worker import inflated
-from slipstream.errors import InvalidArgument, NotFound
+from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "resp_"
 AT_ONCE = 16_384
 """Bytes of JSON that are compressed, or inflated to, on the event loop: less than 1 ms."""
 RESPONSE_ID = r"^resp_[!-~]{1,64}$"
+ITEM_ID = r"(?:item|msg)_([0-9a-f]{1,64})_\d{1,6}(?:_\d{1,6})?"
+"""An item of a response's output or input, with the session in it."""
+MAX_REFERRED = 16
+"""Responses whose items one request may refer to."""
+UNASKED: dict[str, Any] = {
+    "instructions": None,
+    "background": False,
+    "max_output_tokens": None,
+    "parallel_tool_calls": True,
+    "reasoning": None,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""What a response says of fields that its request left out."""
 Name = Annotated[str, Field(pattern=RESPONSE_ID)]
 
 
@@ -62,19 +81,47 @@ def routes(parts: HttpDependencies) -> APIRouter:
         before = (
             await _conversation(parts, asked.previous_response_id, context.tenant) if asked.previous_response_id else []
         )
-        messages = [*before, *asked.template_data()]
+        messages = [*before, *await _messages(parts, asked.input, context.tenant)]
         if len(messages) > MAX_MESSAGES:
-            raise InvalidArgument(f"The conversation is above {MAX_MESSAGES} messages; begin another one.")
+            raise InvalidArgument(
+                f"The conversation is above {MAX_MESSAGES} messages; begin another one.",
+                reason=TOO_MANY_ITEMS,
+                field="input",
+                numbers={"items": len(messages), "limit": MAX_MESSAGES},
+            )
         prompt = chat_of(parts.tokenizer, [*asked.system_data(), *messages], tools)
         wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
-        stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
+        stored = StoredResponse(
+            *(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id),
+            asked=asked.returned(),
+        )
+        if asked.wants_logprobs:
+            wanted.logprobs, wanted.top_logprobs = True, asked.top_logprobs or 0
         (texts,) = asked.texts([prompt], parts.tokenizer)
         texts.keep = None if asked.store is False else partial(_pack, parts, stored, context.tenant)
         generate = partial(parts.sessions.generate, wanted, context, texts=texts)
         idle_s = parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
-        return answer_of_events(_events(stored), generate, context, idle_s, stream=bool(asked.stream))
+        events = LoggedEvents(_events(stored)) if asked.wants_logprobs else _events(stored)
+        return answer_of_events(events, generate, context, idle_s, stream=bool(asked.stream))
+
+    _add_reading(router, parts)
+    _add_ending(router, parts)
+    return router
+
+
+def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
+    @router.post("/v1/responses/input_tokens")
+    async def count(asked: ResponseTokensRequest, request: Request) -> dict[str, Any]:
+        """Tokens of the prompt that a response would have."""
+        log_unknown(asked)
+        parts.router.model(asked.model or "")
+        tenant = context_of(request.scope).tenant
+        before = await _conversation(parts, asked.previous_response_id, tenant) if asked.previous_response_id else []
+        messages = [*asked.system_data(), *before, *await _messages(parts, asked.input, tenant)]
+        tokens = await parts.tokenizer.encode_chat(messages, asked.tool_data(), tenant=tenant)
+        return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
     @router.get("/v1/responses/{name}")
     async def read(
@@ -86,21 +133,88 @@ def routes(parts: HttpDependencies) -> APIRouter:
         """The response as it is, or its events behind a number."""
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         session, stored = await _stored(parts, name, context.tenant)
-        if stream or session.finish_reason:
+        if stream:
             resume = partial(_resume, parts, session.key.id, context)
-            return answer_of_events(_events(stored, starting_after), resume, context, idle_s, stream=stream)
-        started = gateway_pb2.Started(session_id=session.key.id, model=session.model)
-        return Answer(lambda reply: reply.send_json(_response(stored, started, [], None)), idle_s)
+            return answer_of_events(_events(stored, starting_after), resume, context, idle_s, stream=True)
+        present = await _present(parts, session.key.id, stored, context.tenant)
+        return Answer(lambda reply: reply.send_json(present), idle_s)
+
+    @router.get("/v1/responses/{name}/input_items")
+    async def read_input(
+        name: Name,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str = "",
+    ) -> dict[str, Any]:
+        """The conversation up to the response, as items."""
+        session, stored = await _stored(parts, name, context_of(request.scope).tenant)
+        items = input_items(session.key.id, stored.messages)
+        return page_of(items[::-1] if order == "desc" else items, limit, after)
+
+
+def _add_ending(router: APIRouter, parts: HttpDependencies) -> None:
+    @router.delete("/v1/responses/{name}")
+    async def delete(name: Name, request: Request) -> dict[str, Any]:
+        """Ends the response, wherever it runs, and forgets it."""
+        tenant = context_of(request.scope).tenant
+        session, _ = await _stored(parts, name, tenant)
+        await parts.sessions.delete(session.key.id, tenant)
+        return {"id": name, "object": "response", "deleted": True}
 
     @router.post("/v1/responses/{name}/cancel")
     async def cancel(name: Name, request: Request) -> dict[str, Any]:
         """Ends the response, wherever it runs."""
         tenant = context_of(request.scope).tenant
-        session, _ = await _stored(parts, name, tenant)
+        session, stored = await _stored(parts, name, tenant)
         await parts.sessions.cancel(session.key.id, tenant)
-        return {"id": name, "object": "response", "status": "cancelled"}
+        return await _present(parts, session.key.id, stored, tenant)
 
-    return router
+
+async def _messages(parts: HttpDependencies, input: Input, tenant: Tenant) -> list[dict[str, Any]]:
+    """The input as messages of a chat, with the items that it refers to. Raises NotFound for an item of no response
+    that this tenant has stored, InvalidArgument for items of too many responses."""
+    if isinstance(input, str):
+        return [{"role": "user", "content": input}]
+    named = {item.reference for item in input if item.reference is not None}
+    sessions = {found[1] for name in named if (found := re.fullmatch(ITEM_ID, name or ""))}
+    if len(sessions) > MAX_REFERRED:
+        raise InvalidArgument(
+            f"The input refers to items of {len(sessions)} responses; at most {MAX_REFERRED} are read.",
+            reason=TOO_MANY_ITEMS,
+            field="input",
+            numbers={"items": len(sessions), "limit": MAX_REFERRED},
+        )
+    known = [item for session in sessions for item in await _items(parts, session, tenant)]
+    by_id = {item.id: item for item in known}
+    if missing := sorted(str(name) for name in named - by_id.keys()):
+        raise NotFound(
+            f"There is no item {missing[0][:128]!r}: its response was not stored, or expired. Send the item itself.",
+            reason="NO_ITEM",
+            field="input",
+        )
+    return messages_of(item if item.reference is None else by_id[item.reference] for item in input)
+
+
+async def _items(parts: HttpDependencies, session_id: str, tenant: Tenant) -> list[InputItem]:
+    """All items of a stored response, those of its input and its output; none where there is no such response."""
+    try:
+        _, stored = await _stored(parts, PREFIX + session_id, tenant)
+        output = (await _present(parts, session_id, stored, tenant))["output"]
+    except NotFound:
+        return []
+    return [InputItem.model_validate(item) for item in (*input_items(session_id, stored.messages), *output)]
+
+
+async def _present(parts: HttpDependencies, session_id: str, stored: StoredResponse, tenant: Tenant) -> dict[str, Any]:
+    """The response as it is now, with what it has written where it still runs."""
+    made, begun = _events(stored), list[dict[str, Any]]()
+    events = await parts.sessions.events_so_far(session_id, tenant)
+    for event in events:
+        begun += made.read(event)
+    started = events[0]
+    assert isinstance(started, gateway_pb2.Started)
+    return made.whole() or _response(stored, started, output_so_far(begun), None)
 
 
 async def _stored(
@@ -128,18 +242,18 @@ async def _unpack(parts: HttpDependencies, kept: bytes, tenant: Tenant) -> Store
 
 
 async def _conversation(parts: HttpDependencies, name: str, tenant: Tenant) -> list[dict[str, Any]]:
-    """The messages of a response's conversation, its output the last of them. Raises FieldNotFound for a response that
+    """The messages of a response's conversation, its output the last of them. Raises NotFound for a response that
     is not stored or another tenant's, FailedPrecondition for one that goes on."""
     try:
         if not re.fullmatch(RESPONSE_ID, name):
-            raise NotFound("This is no response's id.")
+            raise NotFound("This is no response's id.", reason="NO_RESPONSE")
         session, stored = await _stored(parts, name, tenant)
         events = await parts.sessions.read_events(session.key.id, tenant)
     except NotFound as error:
-        raise FieldNotFound(
-            "previous_response_id",
+        raise NotFound(
             "There is no such response: it was not stored, or expired. Send the whole conversation as input.",
             reason="PREVIOUS_RESPONSE_NOT_FOUND",
+            field="previous_response_id",
         ) from error
     made = _events(stored)
     for event in events:
@@ -189,12 +303,10 @@ def _response(
         "output": output,
         "error": None,
         "incomplete_details": incomplete,
-        "instructions": None,
         "metadata": stored.metadata,
-        "parallel_tool_calls": True,
         "previous_response_id": stored.previous_response_id,
-        "tool_choice": "auto",
-        "tools": [],
+        **UNASKED,
+        **{name: value for name, value in stored.asked.items() if value is not None},
         "usage": None if finished is None else _usage(started, finished),
     }
     if finished is None:
@@ -260,6 +372,8 @@ class StoredResponse:
     messages: list[dict[str, Any]]
     """The conversation up to the output, as chat templates read it, without instructions."""
     previous_response_id: str | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What the response gives back of its request."""
 
     def written(self, limits: StoredLimits) -> bytes:
         """As JSON. Raises InvalidArgument for a conversation above the limits."""

@@ -71,6 +71,8 @@ GROWING_ROWS: dict[tuple[str, str], Row] = {
     ("verifier_svc/execution/vllm/node_link.py", "_joined"): (1, "the first node", "by the nodes"),
     ("verifier_svc/sources/candidate_sources.py", "_local"): (1, "local drafters", "by configuration"),
     ("gateway/api/openai/fields.py", "_LOGGED"): (1, "unknown fields that were logged", "_MOST_LOGGED names"),
+    ("gateway/api/openai/response_views.py", "_said"): (1, "items of one response", "by its tokens"),
+    ("gateway/routing/router.py", "aliases"): (1, "names of models", "by configuration"),
     ("gateway/routing/router.py", "pools"): (1, "names of drafters' pools", "by configuration"),
     ("gateway/sessions/drafter_assignment.py", "_absent"): (1, "drafters that a session lost", "by the drafters"),
     ("gateway/sessions/run.py", "_avoid"): (1, "verifiers that failed a session", "by the verifiers"),

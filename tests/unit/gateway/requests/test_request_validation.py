@@ -20,7 +20,6 @@ from gateway.requests.validation import RequestValidator, SessionCount
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
-from slipstream.rpc.multiplexed_stream import TOO_LARGE
 from slipstream.v1 import gateway_pb2, types_pb2
 
 CONFIG = GatewayConfig(verifiers=("x:1",), tokenizer="x", max_tokens_default=16, max_draft_tokens=6)
@@ -72,7 +71,7 @@ async def test_a_default_output_is_shortened_to_what_can_be_sent_and_never_refus
     assert (await resolve(request(prediction=predicted), config=rest)).max_length == 50
     with pytest.raises(InvalidArgument) as refused:
         await resolve(request(prediction=predicted, max_tokens=97), config=rest)
-    assert refused.value.reason == TOO_LARGE
+    assert refused.value.reason == "MESSAGE_TOO_LARGE"
 
 
 @pytest.mark.parametrize("sent", [b"", b"\xf2\x01\x01x"])
@@ -233,7 +232,7 @@ async def test_a_session_that_could_outgrow_a_message_is_refused_before_it_begin
     for larger in (request(max_tokens=18, prediction=prediction), request(max_tokens=38)):
         with pytest.raises(InvalidArgument) as refused:
             await resolve(larger)
-        assert refused.value.reason == TOO_LARGE
+        assert refused.value.reason == "MESSAGE_TOO_LARGE"
 
 
 @pytest.mark.parametrize("size", [2, 128, 129, 16_384, 16_385, 262_144])

@@ -17,7 +17,6 @@ from slipstream.rpc.multiplexed_stream import (
     CAPACITY,
     FRAME_BYTES,
     MAX_ITEM_BYTES,
-    TOO_LARGE,
     ByteCounter,
     MultiplexedStream,
     SendQueue,
@@ -91,7 +90,7 @@ async def test_an_item_that_no_frame_can_hold_is_refused_alone() -> None:
     outbox.put(command(1))
     with pytest.raises(InvalidArgument) as refused:
         outbox.put(of_size(MAX_ITEM_BYTES + 1))
-    assert refused.value.reason == TOO_LARGE
+    assert refused.value.reason == "MESSAGE_TOO_LARGE"
     outbox.put(of_size(MAX_ITEM_BYTES))
     assert [item.session for item in await outbox.take()] == [1, 9]
 

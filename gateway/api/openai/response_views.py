@@ -1,0 +1,125 @@
+"""What is read of a response besides its whole: the output of one that still runs, log-probabilities, its input items.
+
+All are made of the events that a response's reader makes, or of what is stored with it, however that reader works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gateway.api.openai.chat import logprob_entry
+from gateway.api.openai.response_events import ResponseEvents
+from gateway.sessions.output_stream import Event
+from slipstream.errors import NotFound
+from slipstream.v1 import gateway_pb2
+
+INPUT_PREFIX = "msg_"
+_TEXT_DELTA = "response.output_text.delta"
+
+
+def output_so_far(made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output items that events have made, the last of them perhaps unfinished."""
+    items: dict[int, dict[str, Any]] = {}
+    for event in made:
+        kind, index = event["type"], event.get("output_index", -1)
+        if kind in ("response.output_item.added", "response.output_item.done"):
+            items[index] = {**event["item"]}
+        elif kind == "response.content_part.added":
+            items[index]["content"] = [dict(event["part"])]
+        elif kind == _TEXT_DELTA:
+            items[index]["content"][0]["text"] += event["delta"]
+        elif kind == "response.function_call_arguments.delta":
+            items[index]["arguments"] += event["delta"]
+    return [items[index] for index in sorted(items)]
+
+
+class LoggedEvents:
+    """A response's events, with the log-probabilities of their text. The session's record keeps none: a response that
+    is read again has none either."""
+
+    def __init__(self, events: ResponseEvents) -> None:
+        self._events = events
+        self._fresh: list[dict[str, Any]] = []
+        """Of tokens whose text no event has yet."""
+        self._said: dict[str, list[dict[str, Any]]] = {}
+        """Of all tokens of each item's text."""
+
+    def whole(self) -> dict[str, Any]:
+        return self._events.whole()
+
+    def read(self, event: Event) -> list[dict[str, Any]]:
+        made = self._events.read(event)
+        if isinstance(event, gateway_pb2.Delta):
+            self._fresh += map(logprob_entry, event.logprobs)
+        for each in made:
+            self._add(each)
+        if isinstance(event, gateway_pb2.Finished):
+            self._fill(self._events.whole()["output"])
+        return made
+
+    def _add(self, made: dict[str, Any]) -> None:
+        kind = made["type"]
+        if kind == _TEXT_DELTA:
+            made["logprobs"], self._fresh = self._fresh, []
+            self._said.setdefault(made["item_id"], []).extend(made["logprobs"])
+        elif kind == "response.output_text.done":
+            self._said.setdefault(made["item_id"], []).extend(self._fresh)
+            self._fresh = []
+            made["logprobs"] = self._said[made["item_id"]]
+        elif kind == "response.content_part.done":
+            made["part"]["logprobs"] = self._said.get(made["item_id"], [])
+        elif kind.endswith(".delta"):  # of a call or of reasoning, whose tokens are no text's
+            self._fresh = []
+        elif kind == "response.output_item.done":
+            self._fill([made["item"]])
+
+    def _fill(self, items: Iterable[dict[str, Any]]) -> None:
+        for item in items:
+            for part in item["content"] if item["type"] == "message" else ():
+                part["logprobs"] = self._said.get(item["id"], [])
+
+
+def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation up to a response as its input items, in order."""
+    items: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        id, role, text = f"{INPUT_PREFIX}{session}_{place}", message["role"], message.get("content") or ""
+        if role == "tool":
+            call = message.get("tool_call_id") or ""
+            item = {"type": "function_call_output", "call_id": call, "output": text, "status": "completed"}
+            items.append({"id": id, **item})
+            continue
+        if text or not message.get("tool_calls"):
+            kind = "output_text" if role == "assistant" else "input_text"
+            part = {"type": kind, "text": text} | ({"annotations": []} if role == "assistant" else {})
+            items.append({"id": id, "type": "message", "role": role, "status": "completed", "content": [part]})
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            items.append(
+                {
+                    "id": f"{id}_{number}",
+                    "type": "function_call",
+                    "call_id": call.get("id") or "",
+                    "name": call["function"]["name"],
+                    "arguments": _arguments(call["function"]["arguments"]),
+                    "status": "completed",
+                }
+            )
+    return items
+
+
+def page_of(items: Sequence[dict[str, Any]], limit: int, after: str) -> dict[str, Any]:
+    """So many items behind the one with the id `after`, or the first ones, as a list of OpenAI's. Raises NotFound for
+    an id that none of them has."""
+    ids = [item["id"] for item in items]
+    if after and after not in ids:
+        raise NotFound("There is no such item; send an id of the page before.", reason="NO_ITEM", field="after")
+    rest = items[ids.index(after) + 1 :] if after else items
+    page = rest[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, "has_more": len(rest) > limit, **ends}
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

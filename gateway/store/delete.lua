@@ -1,0 +1,2 @@
+redis.call('DEL', meta, log)
+return reply('OK')

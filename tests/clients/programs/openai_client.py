@@ -1,0 +1,78 @@
+"""OpenAI's SDK: python openai_client.py URL."""
+
+import sys
+import time
+
+import openai
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "boolean"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+SAID = [{"role": "user", "content": "Is 2 even?"}]
+client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
+model = client.models.list().data[0].id
+assert client.models.retrieve("alias").id == "alias"
+print("done models")
+
+asked = {"model": model, "prompt": "def read(self, path):", "max_tokens": 16, "temperature": 0.0, "seed": 7}
+made = client.completions.create(**asked)
+assert made.choices[0].text and made.usage.completion_tokens == 16 and made.choices[0].finish_reason == "length"
+streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
+assert streamed == made.choices[0].text == client.completions.create(**asked | {"model": "alias"}).choices[0].text
+print("done completion")
+
+told = client.completions.create(**asked, logprobs=3).choices[0].logprobs
+assert len(told.tokens) == len(told.token_logprobs) == 16 and all(len(each) >= 3 for each in told.top_logprobs)
+print("done logprobs")
+
+whole = client.completions.create(**asked | {"max_tokens": 0}, echo=True, logprobs=1).choices[0]
+assert whole.text == asked["prompt"] and whole.logprobs.token_logprobs[0] is None
+print("done echo")
+
+chat = {"model": model, "messages": SAID, "max_completion_tokens": 12, "temperature": 0.0}
+answer = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2)
+assert answer.choices[0].message.content is not None and answer.choices[0].logprobs.content
+print("done chat")
+
+stream = client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True})
+chunks = list(stream)
+said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+assert (
+    said == answer.choices[0].message.content and chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+)
+print("done stream")
+
+format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+parsed = client.chat.completions.create(**chat | {"max_completion_tokens": 60}, response_format=format)
+assert parsed.choices[0].finish_reason == "stop" and parsed.choices[0].message.content.startswith("{")
+print("done schema")
+
+told = client.responses.create(
+    model=model, input="Is 2 even?", max_output_tokens=12, include=["message.output_text.logprobs"], temperature=0.0
+)
+assert told.output[0].content[0].logprobs and told.temperature == 0.0
+again = client.responses.create(model=model, input="And 3?", max_output_tokens=12, previous_response_id=told.id)
+assert client.responses.retrieve(again.id).output_text == again.output_text
+print("done responses")
+
+running = client.responses.create(model=model, input="Tell me of the sea.", max_output_tokens=40, background=True)
+while (running := client.responses.retrieve(running.id)).status == "in_progress":
+    time.sleep(0.05)
+assert running.status in ("completed", "incomplete") and running.output
+print("done background")
+
+refer = [{"type": "item_reference", "id": told.output[0].id}, {"role": "user", "content": "Go on."}]
+assert client.responses.create(model=model, input=refer, max_output_tokens=4).output
+assert [item.type for item in client.responses.input_items.list(told.id)] == ["message"]
+assert client.responses.input_tokens.count(model=model, input="Is 2 even?").input_tokens == told.usage.input_tokens
+client.responses.delete(told.id)
+print("done items")
+
+try:
+    client.chat.completions.create(**chat | {"temperature": -1.0})
+except openai.BadRequestError as error:
+    assert (error.code, error.param) == ("number_out_of_range", "temperature")
+    print("done error")

@@ -1,0 +1,75 @@
+"""Clients that nobody here wrote, each in an environment of its own, against `slipstream serve` on the shipped pair.
+
+A client's program prints a line for each thing that worked. What it has to print is written here: a program that leaves
+something out fails. What texts say is the shipped pair's affair; that they are the same on each way is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.clients import environments
+from tests.clients.conftest import Served
+from tests.clients.environments import Environment
+
+EXPECTED: dict[str, str] = {
+    "openai": "models completion logprobs echo chat stream schema responses background items error",
+    "anthropic": "models message stream schema count error",
+    "langchain": "chat stream structured completion anthropic",
+    "litellm": "chat stream text responses anthropic error",
+    "instructor": "schema",
+    "pydantic-ai": "text stream output responses anthropic",
+    "lm-eval": "loglikelihood",
+    "vercel-ai": "text stream object responses anthropic error",
+}
+"""What each client's program does, in order."""
+TARGET = str(environments.ROOT / "models" / "target")
+"""The shipped pair's, whose tokenizer lm-eval reads."""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Callable[[str], Environment]:
+    """Environments by name, made where they are not there."""
+
+    def made(name: str) -> Environment:
+        return environments.node(name) if name in environments.NPM else environments.python(name)
+
+    return made
+
+
+def test_every_client_has_an_environment_with_versions_of_its_own() -> None:
+    assert set(EXPECTED) == set(environments.PYTHON) | set(environments.NPM)
+    assert all("==" in package for packages in environments.PYTHON.values() for package in packages)
+    for name in EXPECTED:
+        stem = name.replace("-", "_")
+        assert len(list(environments.PROGRAMS.glob(f"{stem}_client.*"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(environments.BUILD_S + environments.RUN_S)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_client_of_the_http_api_does_all_of_it(
+    name: str, environment: Callable[[str], Environment], served: Served
+) -> None:
+    more = [TARGET] if name == "lm-eval" else []  # it counts tokens of texts itself
+    said = environment(name).run(f"http://{served.http}", *more)
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("done ")] == EXPECTED[name].split(), said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(environments.BUILD_S + environments.RUN_S)
+@pytest.mark.parametrize("language", ["go", "rust", "java"])
+def test_a_client_of_the_protos_generates_resumes_and_reads_an_error(
+    language: str, environment: object, served: Served
+) -> None:
+    """From `examples/`, with the two files that an application needs."""
+    said = getattr(environments, language)().run(served.grpc)
+    head, _, error = said.rstrip().rpartition("\nerror ")
+    head, _, rest = head.rpartition("\nrest ")
+    word, count, text = head.split(" ", 2)
+    assert (word, int(count)) == ("text", 24) and rest and text.endswith(rest) and len(rest) < len(text)
+    code, *details = error.split()
+    assert code.upper().replace("_", "") == "INVALIDARGUMENT"
+    assert details == ["NUMBER_OUT_OF_RANGE", "sampling.temperature", "100"]
