@@ -47,8 +47,8 @@ class ResolvedRequest:
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
     follows_prompt: bool = field(default=False, compare=False)
-    """Whether the text goes on from the prompt; a message of a conversation begins one. The record of a session that is
-    resolved again says it."""
+    """Whether the text goes on from the prompt's; a message of a conversation begins one. Of a session that is
+    resolved again its record says that."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Which drafters may take the place of one that fails."""
 
