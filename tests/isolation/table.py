@@ -37,6 +37,7 @@ HTTP: dict[str, Row] = {
     "GET /health": _GET,
     "GET /ready": _GET,
     "GET /ping": _GET,
+    "POST /ping": _GET,
     "GET /load": _GET | _OPERATOR,
     "GET /version": _GET,
     "GET /metrics": _GET | _OPERATOR | {"threads": NONE + "one page at a time, for operators"},
