@@ -32,10 +32,10 @@ def routes(parts: HttpDependencies) -> APIRouter:
         return JSONResponse({"ready": serves}, 200 if serves else 503)
 
     @router.get("/ping")
-    @router.post("/ping")
-    async def ping() -> Response:
+    @router.post("/ping", include_in_schema=False)
+    async def ping() -> dict[str, str]:
         """The process answers, as managed platforms ask; needs no key."""
-        return Response()
+        return {"status": "ok"}
 
     @router.get("/load")
     async def load(request: Request) -> dict[str, int]:

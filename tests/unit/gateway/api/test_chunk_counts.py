@@ -64,7 +64,8 @@ def stream(protocol: str, tokens: int) -> int:
             sessions=Sessions(tokens),
             tokenizer=SimpleNamespace(least_tokens=len),
         )
-        await answer(protocol, parts)({"path": "/", "extensions": {}}, asyncio.Event().wait, send)
+        scope = {"path": "/", "extensions": {}, "state": {"slipstream.request_context": CONTEXT}}
+        await answer(protocol, parts)(scope, asyncio.Event().wait, send)
 
     asyncio.run(run())
     return sum(b"word " in part for part in written)
