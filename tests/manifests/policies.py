@@ -30,6 +30,7 @@ from tests.manifests.rendering import (
     workloads,
 )
 from tests.manifests.scaling import (
+    lost_nodes_are_left_soon,
     only_one_owner_of_replicas,
     roles_have_budgets,
     rollouts_leave_somebody,
@@ -280,6 +281,7 @@ POLICIES: tuple[Policy, ...] = (
     only_one_owner_of_replicas,
     scaling_is_by_work_and_slow_to_shrink,
     roles_have_budgets,
+    lost_nodes_are_left_soon,
     stores_have_room_for_their_log,
     targets_have_no_labels_of_metrics,
     certificates_prove_roles,

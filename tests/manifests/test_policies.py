@@ -47,6 +47,7 @@ from tests.manifests.rendering import (
     workloads,
 )
 from tests.manifests.scaling import (
+    lost_nodes_are_left_soon,
     only_one_owner_of_replicas,
     roles_have_budgets,
     rollouts_leave_somebody,
@@ -239,6 +240,8 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
         ("PodDisruptionBudget", "drafter-ngram"),
         lambda d: d["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "drafter"}),
     ),
+    (lost_nodes_are_left_soon, VERIFIER, lambda d: pod(d)["tolerations"].pop(1)),
+    (lost_nodes_are_left_soon, GATEWAY, lambda d: pod(d)["tolerations"][0].update(tolerationSeconds=300)),
     (stores_have_room_for_their_log, STORE, lambda d: option(d, "--save", "60 1")),
     (stores_have_room_for_their_log, STORE, lambda d: option(d, "--appendonly", "no")),
     (stores_have_room_for_their_log, STORE, lambda d: option(d, "--maxmemory", "768mb")),
