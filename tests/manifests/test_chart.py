@@ -58,7 +58,16 @@ def test_every_overlay_is_in_the_chart() -> None:
 
 def test_settings_and_namespace_do_what_they_do_in_kustomize(chart: Path, tmp_path: Path) -> None:
     documents = template(chart, {"overlay": "production", "settings": GIVEN}, "elsewhere")
-    assert comparable(documents) == comparable(settled(tmp_path, "production"))
+    assert comparable(documents) == comparable(settled(tmp_path, "production", "priority-elsewhere"))
+
+
+def test_releases_in_two_namespaces_share_no_object(chart: Path) -> None:
+    names = [
+        {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in template(chart, {}, namespace)}
+        for namespace in ("one", "two")
+    ]
+    assert names[0] and not names[0] & names[1]
+
 
 
 def test_defaults_of_the_chart_are_those_of_kustomize() -> None:
