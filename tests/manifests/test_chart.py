@@ -69,7 +69,6 @@ def test_releases_in_two_namespaces_share_no_object(chart: Path) -> None:
     assert names[0] and not names[0] & names[1]
 
 
-
 def test_defaults_of_the_chart_are_those_of_kustomize() -> None:
     values = yaml.safe_load((K8S / "chart" / "values.yaml").read_text())
     documents = render(K8S / "overlays" / "gpu")

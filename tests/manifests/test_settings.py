@@ -155,6 +155,35 @@ def test_models_are_of_a_revision_wherever_they_are_named(tmp_path: Path) -> Non
         assert len(readers) == values.count("$(MODEL)@$(MODEL_REVISION)") == 3
 
 
+def job(documents: Documents) -> tuple[str, str]:
+    """The name of the job that fills the cache, and its template."""
+    (found,) = (d for d in documents if d["kind"] == "Job")
+    return found["metadata"]["name"], json.dumps(found["spec"], sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "configMapGenerator: [{name: models, behavior: merge, literals: [draft=other]}]",
+        "configMapGenerator: [{name: models, behavior: merge, literals: [target_revision=other]}]",
+        "configMapGenerator: [{name: settings, behavior: merge, literals: [hub=other]}]",
+        "configMapGenerator: [{name: settings, behavior: merge, literals: [proxy=other]}]",
+        "configMapGenerator: [{name: settings, behavior: merge, literals: [registry=other]}]",
+        "images: [{name: slipstream/gateway, newTag: other}]",
+    ],
+)
+def test_a_job_is_another_one_where_its_template_differs(tmp_path: Path, change: str) -> None:
+    """The API server refuses to replace the template of one that is there."""
+    up = os.path.relpath(K8S, tmp_path / "own")
+    for folder, below, text in (("own", f"{up}/overlays/production", change), ("top", "../own", "")):
+        (tmp_path / folder).mkdir()
+        lines = [f"resources: [{below}]", f"transformers: [{up}/settings]", text]
+        (tmp_path / folder / "kustomization.yaml").write_text(HEAD + "\n".join(lines))
+    (name, spec), (plain, former) = (job(render(path)) for path in (tmp_path / "top", K8S / "overlays/production"))
+    assert spec != former and name != plain
+    assert re.fullmatch("model-cache-[0-9a-z]{10}", name)
+
+
 def test_a_collector_elsewhere_replaces_ours(tmp_path: Path) -> None:
     documents = settled(tmp_path, "gpu", "collector-elsewhere")
     left = [d for d in documents if d["metadata"]["name"].startswith(("otel-collector", "jaeger"))]
