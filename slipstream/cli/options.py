@@ -54,6 +54,15 @@ Ca = Annotated[
         rich_help_panel=CONNECTION,
     ),
 ]
+PlaintextKey = Annotated[
+    bool,
+    typer.Option(
+        "--plaintext-key",
+        envvar="SLIPSTREAM_PLAINTEXT_KEY",
+        help="Send the key without TLS to other machines too; only on a network that is yours.",
+        rich_help_panel=CONNECTION,
+    ),
+]
 Model = Annotated[str, typer.Option(help="Model name; default: the gateway's only model.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Most output tokens.", min=1)]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default 1.", rich_help_panel=SAMPLING)]
@@ -92,14 +101,26 @@ class Connection:
     api_key: ApiKey = ""
     tls: Tls = False
     ca: Ca = ""
+    plaintext_key: PlaintextKey = False
 
     def client(self, *, traceparent: str = "", resume_s: float = 30.0) -> Client:
         retry = RetrySettings(resume_s=resume_s, begin_anywhere=True)
         gateways = self.server or [LOCAL]
-        return Client(gateways, api_key=self.api_key, tls=self.tls, ca=self.ca, traceparent=traceparent, retry=retry)
+        return Client(
+            gateways,
+            api_key=self.api_key,
+            tls=self.tls,
+            ca=self.ca,
+            plaintext_key=self.plaintext_key,
+            traceparent=traceparent,
+            retry=retry,
+        )
 
     def endpoints(self) -> list[GatewayEndpoint]:
-        return [GatewayEndpoint(server, self.api_key, self.tls, self.ca) for server in self.server or [LOCAL]]
+        return [
+            GatewayEndpoint(server, self.api_key, self.tls, self.ca, plaintext_key=self.plaintext_key)
+            for server in self.server or [LOCAL]
+        ]
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
