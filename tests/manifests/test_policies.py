@@ -16,6 +16,7 @@ from tests.manifests.limits import (
 from tests.manifests.policies import (
     POLICIES,
     Policy,
+    balancers_send_nothing_to_closed_ports,
     certificates_prove_roles,
     clients_come_by_grpc_and_http,
     gateways_find_their_workers,
@@ -204,8 +205,14 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (clients_come_by_grpc_and_http, ("Service", "clients"), lambda d: d["spec"]["ports"].pop()),
     (clients_come_by_grpc_and_http, ("Service", "gateway"), lambda d: d["spec"]["ports"].pop()),
     (there_is_time_to_drain, VERIFIER, lambda d: env(d, "VERIFIER_GRACE_S", "87")),
-    (there_is_time_to_drain, GATEWAY, lambda d: env(d, "GATEWAY_STORE_GRACE_S", "20")),
+    (there_is_time_to_drain, GATEWAY, lambda d: env(d, "GATEWAY_STORE_GRACE_S", "30")),
     (there_is_time_to_drain, GATEWAY, lambda d: container(d).pop("lifecycle")),
+    (balancers_send_nothing_to_closed_ports, GATEWAY, lambda d: env(d, "GATEWAY_GRACE_S", None)),
+    (
+        balancers_send_nothing_to_closed_ports,
+        GATEWAY,
+        lambda d: container(d)["lifecycle"]["preStop"]["sleep"].update(seconds=5),
+    ),
     (starts_are_waited_for, ("Deployment", "drafter-ngram"), lambda d: d["spec"].update(progressDeadlineSeconds=60)),
     (starts_are_waited_for, VERIFIER, lambda d: d["spec"].update(progressDeadlineSeconds=3900)),  # the cache's alone
     (starts_are_waited_for, GATEWAY, lambda d: d["spec"].update(progressDeadlineSeconds=5000)),  # not a verifier's
