@@ -45,6 +45,11 @@ def _read(name: str, text: str, wanted: Any) -> Any:
         raise InvalidArgument(f"{name}={text!r} cannot be read as {wanted}.") from error
 
 
+def boolean(name: str, text: str) -> bool:
+    """A truth value of a variable that belongs to no config. Raises InvalidArgument for anything else."""
+    return bool(_read(name, text, bool))
+
+
 def _boolean(text: str) -> bool:
     return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
 

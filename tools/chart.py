@@ -46,7 +46,8 @@ def _write(path: Path, documents: Sequence[str]) -> None:
     path.parent.mkdir(exist_ok=True)
     text = "\n---\n".join(documents).replace(NAMESPACE, "<<namespace>>")
     text = re.sub(r"(?m)(?<=[:-] )<<\w+>>$", r'"\g<0>"', text)  # a string, whatever the value looks like
-    path.write_text(re.sub(r"\bmodels-[a-z0-9]{10}\b", "models-<<models>>", text))
+    text = re.sub(r"\bmodels-[a-z0-9]{10}\b", "models-<<models>>", text)
+    path.write_text(re.sub(r"\bmodel-cache-[a-z0-9]{10}\b", "model-cache", text))  # the template hashes what it makes
 
 
 def _rendered(overlay: str, components: Sequence[str] = ()) -> list[str]:

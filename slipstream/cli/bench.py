@@ -17,7 +17,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from slipstream.cli.bench_report import BenchResult, Pair, html, report, text
-from slipstream.cli.options import CONNECTION, ApiKey, AsJson, Ca, MaxDraftTokens, Server, Tls, Workload, explained
+from slipstream.cli.options import (
+    CONNECTION,
+    ApiKey,
+    AsJson,
+    Ca,
+    MaxDraftTokens,
+    PlaintextKey,
+    Server,
+    Tls,
+    Workload,
+    explained,
+)
 from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.client.load.latencies import LatencyObjectives
 from slipstream.client.load.machine import Watch
@@ -89,7 +100,7 @@ class Plan:
         if not self.http:
             return sending_grpc(self.gateway, [self._request(index, plain, salt) for index in range(len(self.asked))])
         bodies = [self._body(index, plain, salt) for index in range(len(self.asked))]
-        return sending_http(self.http, bodies, self.gateway.key, self.gateway.ca)
+        return sending_http(self.http, bodies, self.gateway.key, self.gateway.ca, self.gateway.plaintext_key)
 
     async def run(self, send: Send, progress: Progress, name: str) -> Run:
         task = progress.add_task(name, total=len(self.asked))
@@ -147,6 +158,7 @@ def bench(
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: Ca = "",
+    plaintext_key: PlaintextKey = False,
     load: LoadOptions,
     repeats: Annotated[int, typer.Option(help="Number of pairs of runs.", min=1)] = 3,
     compare: Annotated[Compare, typer.Option(help="Speculation on and off in turn, or only one.")] = Compare.BOTH,
@@ -161,7 +173,7 @@ def bench(
     with explained("bench"):
         if load.rate is not None and not load.rate > 0.0:
             raise InvalidArgument("--rate is a positive number of requests a second.", reason="BAD_RATE")
-        gateway = GatewayEndpoint(server, api_key, tls, ca)
+        gateway = GatewayEndpoint(server, api_key, tls, ca, plaintext_key=plaintext_key)
         plan = Plan(read_workload(prompts, workload), gateway, http.rstrip("/"), load)
         if html_file is not None:
             _write(html_file, "", "a")  # refused now rather than after minutes of measuring

@@ -55,6 +55,15 @@ Ca = Annotated[
         rich_help_panel=CONNECTION,
     ),
 ]
+PlaintextKey = Annotated[
+    bool,
+    typer.Option(
+        "--plaintext-key",
+        envvar="SLIPSTREAM_PLAINTEXT_KEY",
+        help="Send the key without TLS to other machines too; only on a network that is yours.",
+        rich_help_panel=CONNECTION,
+    ),
+]
 Model = Annotated[str, typer.Option(help="Model name; default: the gateway's only model.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Most output tokens.", min=1)]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default 1.", rich_help_panel=SAMPLING)]
@@ -93,17 +102,27 @@ class Connection:
     api_key: ApiKey = ""
     tls: Tls = False
     ca: Ca = ""
+    plaintext_key: PlaintextKey = False
 
     def client(self, *, trace: bool = False, resume_s: float = 30.0) -> Client:
         """`trace`: requests are traced where the gateway lets clients ask for that."""
         retry = RetrySettings(resume_s=resume_s, begin_anywhere=True)
-        options: ClientOptions = {"api_key": self.api_key, "tls": self.tls, "ca": self.ca, "retry": retry}
+        options: ClientOptions = {
+            "api_key": self.api_key,
+            "tls": self.tls,
+            "ca": self.ca,
+            "plaintext_key": self.plaintext_key,
+            "retry": retry,
+        }
         if trace:  # this process sends no span: what it names as the parent would be missing in the trace
             options |= {"traceparent": sampled_parent(), "tracestate": UNSENT_PARENT}
         return Client(self.server or [LOCAL], **options)
 
     def endpoints(self) -> list[GatewayEndpoint]:
-        return [GatewayEndpoint(server, self.api_key, self.tls, self.ca) for server in self.server or [LOCAL]]
+        return [
+            GatewayEndpoint(server, self.api_key, self.tls, self.ca, plaintext_key=self.plaintext_key)
+            for server in self.server or [LOCAL]
+        ]
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ import grpc
 
 from slipstream.client.client import RetrySettings, explained_absence, pieces, rest
 from slipstream.client.completion import Completion, Piece
-from slipstream.client.gateway_endpoint import GatewayEndpoint
+from slipstream.client.gateway_endpoint import GatewayEndpoint, plaintext_key_by_default
 from slipstream.client.options import (
     ChatOptions,
     GenerateOptions,
@@ -45,6 +45,8 @@ class ClientOptions(TypedDict, total=False):
     """Connect with TLS to a gateway whose certificate the system trusts."""
     ca: str
     """PEM file of the CA that signed the gateway's certificate; implies `tls`. Default: SLIPSTREAM_CA."""
+    plaintext_key: bool
+    """Send the key without TLS to other machines too, on a network that is yours. Default: SLIPSTREAM_PLAINTEXT_KEY."""
     traceparent: str
     """W3C trace context that requests belong to."""
     tracestate: str
@@ -139,8 +141,9 @@ class AsyncClient:
         environ, tls = os.environ.get, options.get("tls", False)
         key = options.get("api_key", environ("SLIPSTREAM_API_KEY", ""))
         ca, parent = options.get("ca", environ("SLIPSTREAM_CA", "")), options.get("traceparent", "")
-        state = options.get("tracestate", "")
-        self._endpoints = [GatewayEndpoint(address, key, tls, ca, parent, state) for address in addresses]
+        plain = options.get("plaintext_key", plaintext_key_by_default())
+        where = tls, ca, parent, options.get("tracestate", "")
+        self._endpoints = [GatewayEndpoint(address, key, *where, plaintext_key=plain) for address in addresses]
         self._retry = options.get("retry") or RetrySettings(begin_anywhere=True)
         self._channels: list[grpc.aio.Channel] = []
         self._streams: WeakSet[AsyncStream] = WeakSet()

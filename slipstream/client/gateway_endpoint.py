@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from slipstream.config import boolean
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc.channel import CHANNEL_OPTIONS
 
@@ -22,8 +23,15 @@ PREFIX = "slipstream-"
 KEY_BYTES = 32
 SERVER_NAME = "SLIPSTREAM_SERVER_NAME"
 """The variable with the default of `GatewayEndpoint.server_name`."""
+PLAINTEXT_KEY = "SLIPSTREAM_PLAINTEXT_KEY"
+"""The variable with the default of `GatewayEndpoint.plaintext_key`."""
 KEY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Valid names of a key and its tenant."""
+
+
+def plaintext_key_by_default() -> bool:
+    """What the variable says: true or false, and false without it. Raises InvalidArgument for anything else."""
+    return boolean(PLAINTEXT_KEY, os.environ.get(PLAINTEXT_KEY, "false"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +50,13 @@ class GatewayEndpoint:
     server_name: str = field(default_factory=lambda: os.environ.get(SERVER_NAME, ""))
     """The name in the gateway's certificate where the address has another: a forwarded port, a balancer's IP address.
     Empty: the address's own."""
+    plaintext_key: bool = field(default_factory=plaintext_key_by_default)
+    """Send the key without TLS to other machines too: whoever reads that network has it. For one that is yours, such as
+    inside a cluster."""
 
     def channel(self) -> grpc.aio.Channel:
         """Raises InvalidArgument for a CA that cannot be read or a malformed key, and FailedPrecondition where the
-        key would be sent in plaintext to another machine."""
+        key would be sent in plaintext to another machine without `plaintext_key`."""
         if not (self.key.isascii() and self.key.isprintable()):
             raise InvalidArgument("an API key is one line of ASCII; give it as `slipstream key` printed it.")
         metadata = {
@@ -59,8 +70,11 @@ class GatewayEndpoint:
             named = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
             options = [*CHANNEL_OPTIONS, *named]
             return grpc.aio.secure_channel(self.address, credentials, options, interceptors=interceptors)
-        if self.key and not is_local(self.address):
-            raise FailedPrecondition(f"an API key is not sent to {self.address} in plaintext; use --tls or --ca FILE.")
+        if self.key and not (self.plaintext_key or is_local(self.address)):
+            raise FailedPrecondition(
+                f"an API key is not sent to {self.address} in plaintext; use --tls or --ca FILE, or, on a network that "
+                "nobody else reads, --plaintext-key."
+            )
         return grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS, interceptors=interceptors)
 
     def _authorities(self) -> bytes | None:

@@ -21,6 +21,7 @@ from gateway.routing.verifier_session import SessionEnded
 from gateway.sessions import registry
 from gateway.sessions.arithmetic import moves_of
 from slipstream.cli import app
+from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import complete
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key
 from slipstream.errors import (
@@ -423,6 +424,36 @@ async def test_clients_come_in_by_tls_and_a_key_never_travels_in_plaintext(place
     with pytest.raises(InvalidArgument, match="one line"):
         GatewayEndpoint(place.address, ALICE + "\n").channel()
     assert ALICE not in repr(GatewayEndpoint("gateway.example:50051", ALICE))
+
+
+async def test_a_key_travels_in_plaintext_where_that_is_asked_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the library, the command and the environment. Written by scheme, an address is nobody's own."""
+    await place.start()
+    place.address = f"ipv4:{place.address}"
+    words = ["generate", "Tell me.", "--max-tokens", "20", "--server", place.address, "--api-key", ALICE]
+
+    async def command(*more: str) -> int:
+        return (await asyncio.to_thread(CliRunner().invoke, app, [*words, *more])).exit_code
+
+    with pytest.raises(FailedPrecondition, match="--plaintext-key"):
+        await place.generate(ALICE)
+    assert await command() != 0
+    assert await command("--plaintext-key") == 0
+    async with AsyncClient(place.address, api_key=ALICE, plaintext_key=True) as client:
+        assert await client.models()
+    monkeypatch.setenv("SLIPSTREAM_PLAINTEXT_KEY", "true")
+    assert (await place.generate(ALICE)).token_ids
+    assert await command() == 0
+    async with AsyncClient(place.address, api_key=ALICE) as client:
+        assert await client.models()
+    async with AsyncClient(place.address, api_key=ALICE, plaintext_key=False) as client:
+        with pytest.raises(FailedPrecondition, match="--plaintext-key"):
+            await client.models()
+    monkeypatch.setenv("SLIPSTREAM_PLAINTEXT_KEY", "perhaps")
+    with pytest.raises(InvalidArgument, match="SLIPSTREAM_PLAINTEXT_KEY"):
+        GatewayEndpoint(place.address, ALICE)
 
 
 async def test_whoever_tries_wrong_keys_too_often_is_told_to_wait_and_good_keys_still_open(place: Place) -> None:

@@ -184,3 +184,5 @@ async def test_a_key_is_not_sent_in_plaintext_to_another_machine() -> None:
     with pytest.raises(FailedPrecondition, match="plaintext"):
         async with sending_http("http://example.org", [], key="k"):
             pass
+    async with sending_http("http://example.org", [], key="k", plaintext_key=True):
+        pass

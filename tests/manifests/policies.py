@@ -30,6 +30,7 @@ from tests.manifests.rendering import (
     workloads,
 )
 from tests.manifests.scaling import (
+    lost_nodes_are_left_soon,
     only_one_owner_of_replicas,
     roles_have_budgets,
     rollouts_leave_somebody,
@@ -57,6 +58,8 @@ SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRA
 """By prefix, what every role reads."""
 FLUSH_S = 3.0
 """For telemetry's last words, after everything else."""
+BALANCER_S, STREAM_S = 120, 300
+"""Seconds until a balancer has noticed that a pod is not ready, and of a long stream."""
 CACHE_S = 3600 + 300
 """The time that docs/deployment.md gives the download of a model, and the longest pause before a pod starts again."""
 
@@ -193,6 +196,24 @@ def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
             yield f"{workload.name} closes its port while clients still come"
 
 
+def balancers_send_nothing_to_closed_ports(documents: Documents) -> Iterator[str]:
+    """Clouds' balancers go on for up to two minutes, and whoever came by one cannot go on elsewhere."""
+    balanced = [d["spec"]["selector"] for d in documents if d["kind"] == "Service" and _is_balancer(d)]
+    for workload in roles(documents):
+        if not any(selector.items() <= workload.labels.items() for selector in balanced):
+            continue
+        config = settings(workload, documents)
+        sleep = (
+            workload.spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        )
+        if sleep < BALANCER_S or config.grace_s < STREAM_S:
+            yield f"{workload.name} ends while a balancer still sends to it, or streams through it last"
+
+
+def _is_balancer(service: Document) -> bool:
+    return bool(service["spec"].get("type") == "LoadBalancer")
+
+
 def starts_are_waited_for(documents: Documents) -> Iterator[str]:
     """A gateway is ready when a verifier is; who reads the model cache starts when that is filled."""
     found = roles(documents)
@@ -275,11 +296,13 @@ POLICIES: tuple[Policy, ...] = (
     ports_are_where_settings_say,
     clients_come_by_grpc_and_http,
     there_is_time_to_drain,
+    balancers_send_nothing_to_closed_ports,
     starts_are_waited_for,
     rollouts_leave_somebody,
     only_one_owner_of_replicas,
     scaling_is_by_work_and_slow_to_shrink,
     roles_have_budgets,
+    lost_nodes_are_left_soon,
     stores_have_room_for_their_log,
     targets_have_no_labels_of_metrics,
     certificates_prove_roles,

@@ -123,7 +123,9 @@ def containers(documents: Documents) -> Iterator[tuple[Workload, Document]]:
 
 
 def find(documents: Documents, kind: str, name: str) -> Document:
-    (found,) = (d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name))
+    """By its name, with the hash that kustomize puts behind it or without."""
+    named = re.compile(rf"{re.escape(name)}(-[0-9a-z]{{10}})?")
+    (found,) = (d for d in documents if d["kind"] == kind and named.fullmatch(d["metadata"]["name"]))
     return found
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from slipstream.telemetry.metrics import DECLARED, DEPRECATED
 from tests.manifests.rendering import Document, Documents, roles, workloads
 
+LOST_S = 30
+"""Seconds after which pods leave a node that does not answer."""
 CURRENT = {metric.name for metric in DECLARED}.difference(DEPRECATED)
 
 
@@ -57,6 +59,16 @@ def rollouts_leave_somebody(documents: Documents) -> Iterator[str]:
     for workload in roles(documents):
         if workload.role != "drafter" and not workload.surge and least.get(workload.owner, 2) < 2:
             yield f"{workload.name}: a rollout would leave nobody to serve"
+
+
+def lost_nodes_are_left_soon(documents: Documents) -> Iterator[str]:
+    """Kubernetes keeps pods of a node that does not answer for 300 s, unless they say less for both of its taints."""
+    for workload in (each for each in workloads(documents) if each.reads_settings_of):
+        given = {each.get("key"): each for each in workload.spec.get("tolerations", [])}
+        for state in ("not-ready", "unreachable"):
+            wanted = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_S}
+            if given.get(key := f"node.kubernetes.io/{state}") != {"key": key, **wanted}:
+                yield f"{workload.name} stays on a node that is {state}"
 
 
 def roles_have_budgets(documents: Documents) -> Iterator[str]:

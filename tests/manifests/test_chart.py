@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from gateway.config import GatewayConfig
-from tests.manifests.policies import POLICIES, settings
+from tests.manifests.policies import POLICIES, drain_s, settings, there_is_time_to_drain
 from tests.manifests.rendering import K8S, ROOT, Documents, find, render, roles, workloads
 from tests.manifests.test_schemas import VERSIONS, is_custom
 from tests.manifests.test_settings import GIVEN, settled
@@ -58,7 +58,15 @@ def test_every_overlay_is_in_the_chart() -> None:
 
 def test_settings_and_namespace_do_what_they_do_in_kustomize(chart: Path, tmp_path: Path) -> None:
     documents = template(chart, {"overlay": "production", "settings": GIVEN}, "elsewhere")
-    assert comparable(documents) == comparable(settled(tmp_path, "production"))
+    assert comparable(documents) == comparable(settled(tmp_path, "production", "priority-elsewhere"))
+
+
+def test_releases_in_two_namespaces_share_no_object(chart: Path) -> None:
+    names = [
+        {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in template(chart, {}, namespace)}
+        for namespace in ("one", "two")
+    ]
+    assert names[0] and not names[0] & names[1]
 
 
 def test_defaults_of_the_chart_are_those_of_kustomize() -> None:
@@ -188,11 +196,44 @@ def test_an_inference_pool_comes_with_its_route_and_with_policies_only_where_the
         "deployments.verifier.replicas=many",
         "deployments.verfier.replicas=2",
         "deployments.verifier.affinity=x",
+        "drain.balancers_s=0",
+        "drain.clients_s=1",
     ],
 )
 def test_values_that_nothing_reads_are_refused(chart: Path, given: str) -> None:
     done = helm("template", "slipstream", chart, "--kube-version", "1.32.0", "--set", given)
     assert done.returncode != 0 and given.partition("=")[0].split(".")[0] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "sleep_s", "grace_s"),
+    [
+        ({"drain": {"balancers_s": 40, "streams_s": 600}}, 40, 600.0),
+        (
+            {"drain": {"streams_s": 600}, "deployments": {"gateway": {"env": {"GATEWAY_STORE_GRACE_S": "60.5"}}}},
+            5,
+            600.0,
+        ),
+        (
+            {"deployments": {name: {"env": {f"{name.upper()}_GRACE_S": "900"}} for name in ("gateway", "verifier")}},
+            5,
+            900.0,
+        ),
+        ({"drain": {"streams_s": 600}, "deployments": {"gateway": {"env": {"GATEWAY_GRACE_S": "30"}}}}, 5, 30.0),
+    ],
+)
+def test_the_time_that_pods_have_to_end_follows_what_they_wait_for(
+    chart: Path, given: dict[str, Any], sleep_s: int, grace_s: float
+) -> None:
+    documents = template(chart, {"overlay": "standalone", **given})
+    assert list(there_is_time_to_drain(documents)) == []
+    (gateway,) = (each for each in roles(documents) if each.role == "gateway")
+    assert gateway.spec["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": sleep_s}}}
+    assert settings(gateway, documents).grace_s == grace_s
+    for workload in roles(documents):  # and not much longer
+        former = find(render(K8S / "overlays/standalone"), workload.kind, workload.name)["spec"]["template"]["spec"]
+        longest = max(former["terminationGracePeriodSeconds"], sleep_s + drain_s(workload, documents) + 10)
+        assert workload.spec["terminationGracePeriodSeconds"] <= longest
 
 
 def test_a_change_of_models_starts_pods_again(chart: Path) -> None:

@@ -16,6 +16,7 @@ from tests.manifests.limits import (
 from tests.manifests.policies import (
     POLICIES,
     Policy,
+    balancers_send_nothing_to_closed_ports,
     certificates_prove_roles,
     clients_come_by_grpc_and_http,
     gateways_find_their_workers,
@@ -47,6 +48,7 @@ from tests.manifests.rendering import (
     workloads,
 )
 from tests.manifests.scaling import (
+    lost_nodes_are_left_soon,
     only_one_owner_of_replicas,
     roles_have_budgets,
     rollouts_leave_somebody,
@@ -203,8 +205,14 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
     (clients_come_by_grpc_and_http, ("Service", "clients"), lambda d: d["spec"]["ports"].pop()),
     (clients_come_by_grpc_and_http, ("Service", "gateway"), lambda d: d["spec"]["ports"].pop()),
     (there_is_time_to_drain, VERIFIER, lambda d: env(d, "VERIFIER_GRACE_S", "87")),
-    (there_is_time_to_drain, GATEWAY, lambda d: env(d, "GATEWAY_STORE_GRACE_S", "20")),
+    (there_is_time_to_drain, GATEWAY, lambda d: env(d, "GATEWAY_STORE_GRACE_S", "30")),
     (there_is_time_to_drain, GATEWAY, lambda d: container(d).pop("lifecycle")),
+    (balancers_send_nothing_to_closed_ports, GATEWAY, lambda d: env(d, "GATEWAY_GRACE_S", None)),
+    (
+        balancers_send_nothing_to_closed_ports,
+        GATEWAY,
+        lambda d: container(d)["lifecycle"]["preStop"]["sleep"].update(seconds=5),
+    ),
     (starts_are_waited_for, ("Deployment", "drafter-ngram"), lambda d: d["spec"].update(progressDeadlineSeconds=60)),
     (starts_are_waited_for, VERIFIER, lambda d: d["spec"].update(progressDeadlineSeconds=3900)),  # the cache's alone
     (starts_are_waited_for, GATEWAY, lambda d: d["spec"].update(progressDeadlineSeconds=5000)),  # not a verifier's
@@ -239,6 +247,8 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
         ("PodDisruptionBudget", "drafter-ngram"),
         lambda d: d["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "drafter"}),
     ),
+    (lost_nodes_are_left_soon, VERIFIER, lambda d: pod(d)["tolerations"].pop(1)),
+    (lost_nodes_are_left_soon, GATEWAY, lambda d: pod(d)["tolerations"][0].update(tolerationSeconds=300)),
     (stores_have_room_for_their_log, STORE, lambda d: option(d, "--save", "60 1")),
     (stores_have_room_for_their_log, STORE, lambda d: option(d, "--appendonly", "no")),
     (stores_have_room_for_their_log, STORE, lambda d: option(d, "--maxmemory", "768mb")),

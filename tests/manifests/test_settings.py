@@ -20,6 +20,8 @@ GIVEN = {
     "verifier_pool": "h100",
     "drafter_pool": "l4",
     "shared_class": "efs",
+    "serving_class": "high",
+    "drafting_class": "low.drafting",
     "hub": "https://mirror.example",
     "proxy": "http://proxy.example:3128",
     "egress_cidr": "10.2.0.0/16",
@@ -59,7 +61,7 @@ def test_every_setting_of_the_base_is_tried_here() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_settings_and_namespace_arrive_everywhere(tmp_path: Path, layers: int) -> None:
-    documents = settled(tmp_path, "production", layers=layers)
+    documents = settled(tmp_path, "production", "priority-elsewhere", layers=layers)
     ours = {
         image
         for _, container in containers(documents)
@@ -78,6 +80,37 @@ def test_settings_and_namespace_arrive_everywhere(tmp_path: Path, layers: int) -
     assert len(queries) == 6 and {ns for q in queries for ns in re.findall(r'namespace="(\w+)"', q)} == {"elsewhere"}
     assert {d["metadata"].get("namespace", "elsewhere") for d in documents} == {"elsewhere"}
     assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+CLASSES = {"gateway": "serving", "verifier": "serving", "drafter": "drafting", "store": "serving"}
+
+
+def classes(documents: Documents) -> dict[str, set[str | None]]:
+    """Of pods, by their component."""
+    found: dict[str, set[str | None]] = {component: set() for component in CLASSES}
+    for workload in workloads(documents):
+        component = workload.labels["app.kubernetes.io/component"].removesuffix("-follower")
+        if component in found:
+            found[component].add(workload.spec.get("priorityClassName"))
+    return found
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_two_namespaces_have_priority_classes_of_their_own(tmp_path: Path, layers: int) -> None:
+    """They belong to the cluster: of one name, only one of two installations could own them."""
+    documents = settled(tmp_path, "standalone", "multi-gpu-verifier multi-node-verifier", layers)
+    made = {d["metadata"]["name"] for d in documents if d["kind"] == "PriorityClass"}
+    assert made == {f"slipstream-{which}.elsewhere" for which in CLASSES.values()}
+    assert classes(documents) == {name: {f"slipstream-{which}.elsewhere"} for name, which in CLASSES.items()}
+    scoped = {d["kind"] for d in documents if "namespace" not in d["metadata"]}
+    assert scoped == {"Namespace", "PriorityClass"}  # nothing else that two installations could share
+
+
+@pytest.mark.parametrize("overlay", ["local", "standalone"])
+def test_classes_that_are_there_already_replace_those_of_the_installation(tmp_path: Path, overlay: str) -> None:
+    documents = settled(tmp_path, overlay, "priority-elsewhere", layers=2)
+    assert not any(d["kind"] == "PriorityClass" for d in documents)
+    assert classes(documents) == {name: {GIVEN[f"{which}_class"]} for name, which in CLASSES.items()}
 
 
 def test_roles_are_scheduled_by_pools_that_two_settings_name(tmp_path: Path) -> None:
@@ -120,6 +153,35 @@ def test_models_are_of_a_revision_wherever_they_are_named(tmp_path: Path) -> Non
         readers = [w for w in roles(documents) if any(v["name"] == "models" for v in w.spec["volumes"])]
         values = [entry.get("value") for w in readers for entry in w.spec["containers"][0]["env"]]
         assert len(readers) == values.count("$(MODEL)@$(MODEL_REVISION)") == 3
+
+
+def job(documents: Documents) -> tuple[str, str]:
+    """The name of the job that fills the cache, and its template."""
+    (found,) = (d for d in documents if d["kind"] == "Job")
+    return found["metadata"]["name"], json.dumps(found["spec"], sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "configMapGenerator: [{name: models, behavior: merge, literals: [draft=other]}]",
+        "configMapGenerator: [{name: models, behavior: merge, literals: [target_revision=other]}]",
+        "configMapGenerator: [{name: settings, behavior: merge, literals: [hub=other]}]",
+        "configMapGenerator: [{name: settings, behavior: merge, literals: [proxy=other]}]",
+        "configMapGenerator: [{name: settings, behavior: merge, literals: [registry=other]}]",
+        "images: [{name: slipstream/gateway, newTag: other}]",
+    ],
+)
+def test_a_job_is_another_one_where_its_template_differs(tmp_path: Path, change: str) -> None:
+    """The API server refuses to replace the template of one that is there."""
+    up = os.path.relpath(K8S, tmp_path / "own")
+    for folder, below, text in (("own", f"{up}/overlays/production", change), ("top", "../own", "")):
+        (tmp_path / folder).mkdir()
+        lines = [f"resources: [{below}]", f"transformers: [{up}/settings]", text]
+        (tmp_path / folder / "kustomization.yaml").write_text(HEAD + "\n".join(lines))
+    (name, spec), (plain, former) = (job(render(path)) for path in (tmp_path / "top", K8S / "overlays/production"))
+    assert spec != former and name != plain
+    assert re.fullmatch("model-cache-[0-9a-z]{10}", name)
 
 
 def test_a_collector_elsewhere_replaces_ours(tmp_path: Path) -> None:

@@ -41,16 +41,21 @@ async def sending_grpc(
 
 @asynccontextmanager
 async def sending_http(
-    url: str, bodies: Sequence[Mapping[str, Any]], key: str = "", ca: str = ""
+    url: str, bodies: Sequence[Mapping[str, Any]], key: str = "", ca: str = "", plaintext_key: bool = False
 ) -> AsyncIterator[Send]:
     """Sends these bodies by their index to URL/v1/completions, each as a stream that tells its usage. Raises
-    FailedPrecondition where httpx is not installed, or the key would be sent in plaintext to another machine."""
+    FailedPrecondition where httpx is not installed, or the key would be sent in plaintext to another machine without
+    `plaintext_key`."""
     try:
         import httpx
     except ModuleNotFoundError as error:
         raise FailedPrecondition("--http needs httpx; run: pip install httpx.", reason="NOT_INSTALLED") from error
-    if key and urlsplit(url).scheme != "https" and not is_local(urlsplit(url).netloc):
-        raise FailedPrecondition(f"an API key is not sent to {url} in plaintext; use an https address.")
+    plain = urlsplit(url).scheme != "https" and not is_local(urlsplit(url).netloc)
+    if key and plain and not plaintext_key:
+        raise FailedPrecondition(
+            f"an API key is not sent to {url} in plaintext; use an https address, or, on a network that nobody else "
+            "reads, --plaintext-key."
+        )
     asked = {"stream": True, "stream_options": {"include_usage": True}}
     # As many connections as requests: a pool with a bound would hold requests back until the server answered others.
     bounds = httpx.Limits(max_connections=None, max_keepalive_connections=None)
