@@ -15,11 +15,12 @@ from typing import Annotated
 import grpc
 import typer
 
+from slipstream.cli.default_drafters import shipped_draft_for
 from slipstream.cli.options import AsJson, Connection, explained, need_installed
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import KEY_NAME, GatewayEndpoint, digest, new_key
-from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.errors import InvalidArgument, SlipstreamError, Unavailable
 from slipstream.proposers.registry import find_method
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
@@ -168,12 +169,27 @@ def _try_pair(pair: PairOptions, *, as_json: bool) -> None:
         from slipstream.client.load.workload import read_workload
 
         asked = PROMPTS if pair.prompts is None else read_workload(pair.prompts)
-        draft = pair.draft if find_method(pair.drafter).needs_model else ""
+        draft = _draft_of(pair)
         check = PairCheck(pair.target, draft, pair.drafter, translated=pair.translate)
         check_pair(check, asked, pair.max_tokens, pair.dtype, lambda stage: typer.echo(f"doctor: {stage}", err=True))
     typer.echo(listed(check) if as_json else render(check))
     if not check.ships:
         raise typer.Exit(1 if check.wrong else NOT_WORTH_IT)
+
+
+def _draft_of(pair: PairOptions) -> str:
+    """The model or heads that the method drafts with; of a draft model that is not named the shipped one, as `serve`
+    takes it. Raises InvalidArgument where there is none for the target."""
+    method = find_method(pair.drafter)
+    if not method.needs_model:
+        return ""
+    draft = pair.draft or ("" if method.needs_hidden_states else shipped_draft_for(pair.target))
+    if not draft:
+        raise InvalidArgument(
+            f"the drafter {pair.drafter} needs a model: name one for {pair.target} with --draft, or try "
+            "`--drafter suffix`, which needs none."
+        )
+    return draft
 
 
 async def _diagnose(addresses: Sequence[str], gateways: Sequence[GatewayEndpoint]) -> list[Finding]:
