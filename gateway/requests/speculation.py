@@ -52,12 +52,14 @@ class SpeculationPlanner:
         size: SessionSize,
         session_id: str,
         *,
+        key: str,
         again: bool,
     ) -> SpeculationPlan:
-        """`session_id`: empty for a session that takes no part in experiments. `again`: missing drafters are no error.
+        """`key`: the name of the caller's API key. `session_id`: empty for a session that takes no part in experiments. `again`: missing drafters are no error.
         Raises what the router raises for the drafters that a request names."""
         asked = request.speculation
-        rule = choose(self._rules, RuleInput(request.workload, request.cache_salt, size.output, size.prompt))
+        input = RuleInput(request.workload, request.cache_salt, size.output, size.prompt, key)
+        rule = choose(self._rules, input)
         arm = self._arm(session_id, asked, rule, sampling)
         draft_tokens = self._draft_tokens(asked, rule, arm)
         methods = arm.rule.drafters if arm else rule.drafters

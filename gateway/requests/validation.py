@@ -97,7 +97,9 @@ class RequestValidator:
             max_length = max(len(prompt) + 1, min(max_length, _most_sent(asked.model) - len(prediction)))
         _check_message(max_length + len(prediction), asked.model)
         size = SessionSize(len(prompt), max_length - len(prompt), len(prediction))
-        plan = self._speculation.plan(request, asked.model, asked.sampling, size, session_id, again=again)
+        plan = self._speculation.plan(
+            request, asked.model, asked.sampling, size, session_id, key=tenant.name, again=again
+        )
         _check_min_tokens(request, size.output)
         prediction = prediction if plan.max_draft_tokens else ()
         most = size.output, plan.max_draft_tokens

@@ -232,7 +232,7 @@ def call_seconds(rounds_of: TimedRounds) -> float:
             for _ in islice(rounds, TIMED_ROUNDS):
                 pass
         found.append(calls.seconds[first:] or calls.seconds)
-    return statistics.mean(map(min, zip(*found, strict=True)))
+    return float(statistics.mean(map(min, zip(*found, strict=True))))
 
 
 def first_right(

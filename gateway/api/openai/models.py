@@ -35,8 +35,10 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The models that can be asked for."""
-        return {"object": "list", "data": [_model(each, parts) for each in parts.router.models().values()]}
+        """The models that can be asked for, their workers that answer, and whether the session store does."""
+        data = [_model(each, parts) for each in parts.router.models().values()]
+        store = {"kind": parts.store.kind, "answers": await parts.store.answers()}
+        return {"object": "list", "data": data, "store": store}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:
 
 
 def _model(model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any]:
+    served = parts.router.describe_model(model.name, model)
     return {
         "id": model.name,
         "object": "model",
@@ -94,6 +97,12 @@ def _model(model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any
                 "same_tokens": each.batch_invariant,
                 "newest_weights": each.newest,
             }
-            for each in parts.router.arithmetics(model.name)
+            for each in served.arithmetics
+        ],
+        "verifiers": served.verifiers,
+        "verifiers_away": served.verifiers_away,
+        "drafters": [
+            {"name": each.name, "replicas": each.replicas, "replicas_away": each.replicas_away}
+            for each in served.drafters
         ],
     }
