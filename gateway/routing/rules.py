@@ -10,8 +10,8 @@ far. The first rule that fits a request counts.
     ACTION     = "drafters=" NAME ("+" NAME)* | "max_draft_tokens=" NUMBER
 
 For example: `max_tokens<16: off; workload=chat prompt_tokens>=4096: drafters=ngram+suffix; any: max_draft_tokens=4`,
-or `key=acme: drafters=suffix` for one tenant. A key is named as in the file of API keys; a workload and a salt are what the
-request says. A word holds no blank, colon or semicolon.
+or `key=acme: drafters=suffix` for one tenant. A key is named as in the file of API keys; a workload and a salt are
+what the request says. A word holds no blank, colon or semicolon.
 """
 
 from __future__ import annotations
