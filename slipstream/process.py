@@ -95,6 +95,9 @@ def exit_on_error(role: str) -> Iterator[None]:
             first = first.exceptions[0]
         if not isinstance(first, SlipstreamError):
             raise
+        if os.environ.get(END_WITH_PARENT) == "1":  # who started it prints the cause last, in its own words
+            print(f"{FAILED}{first.message}", flush=True)
+            sys.exit(1)
         sys.exit(f"{role}: {first.message}")
 
 

@@ -20,6 +20,7 @@ from gateway.api.http.entry import REQUEST_ID, Application, Entry, local_hosts
 from gateway.api.http.errors import MethodNotAllowed, http_error
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
+from gateway.api.openai.fields import SpeculationField
 from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import Tenant
@@ -33,6 +34,8 @@ COUNTING = frozenset({"/tokenize", "/detokenize"})
 """Paths of requests whose text no model reads."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
+_MOST_NAMED = 64
+"""Characters of an unknown field's name that are sent back."""
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")
 """Names by which pydantic tells the kinds of one field apart."""
 _ROUTES = (
@@ -110,7 +113,12 @@ async def _invalid(request: Request, error: Exception) -> Response:
     fields = [str(part) for part in first["loc"][1:] if not _KIND.fullmatch(str(part))]
     if not fields:
         return _response(request, InvalidArgument("Send a JSON object, with content-type: application/json."))
-    return _response(request, InvalidArgument(f"{'.'.join(fields)}: {first['msg']}."), fields[0])
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(sorted(SpeculationField.model_fields))
+        fault = f"{'.'.join(fields)[:_MOST_NAMED]}: no such field; speculation has {known}"
+    else:
+        fault = f"{'.'.join(fields)}: {first['msg']}"
+    return _response(request, InvalidArgument(f"{fault}."), fields[0])
 
 
 async def _refused(request: Request, error: Exception) -> Response:
