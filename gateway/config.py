@@ -184,7 +184,12 @@ class GatewayConfig:
 
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""
-        return parse(self.rules, self._drafter_names)
+        rules = parse(self.rules, self._drafter_names)
+        if not self.api_keys and (rule := next((each for each in rules if each.key is not None), None)):
+            raise InvalidArgument(
+                f"GATEWAY_RULES has {str(rule)!r}, and no key opens this gateway: set GATEWAY_API_KEYS."
+            )
+        return rules
 
     def parsed_aliases(self) -> dict[str, str]:
         """Model by alias; an empty name for the only one. Raises InvalidArgument for a setting that cannot be read."""

@@ -134,7 +134,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
             config, router, outside.random_bits, outside.clock, observers, _sampling_defaults(config)
         )
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
-        service = GatewayService(sessions, router, tokenizer, trial)
+        service = GatewayService(sessions, router, tokenizer, trial, store)
         keys = _open_keys(config, outside, quota)
         server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config))
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
@@ -250,7 +250,8 @@ def _open_store(config: GatewayConfig, outside: GatewayDependencies) -> tuple[Me
     if outside.store is not None:
         return MeasuredStore(outside.store, outside.clock, config.store_grace_s), None
     store, quota = _open_configured_store(config, outside)
-    return MeasuredStore(store, outside.clock, config.store_grace_s), quota
+    kind = config.store.partition(":")[0]
+    return MeasuredStore(store, outside.clock, config.store_grace_s, kind), quota
 
 
 def _open_configured_store(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -40,7 +41,8 @@ def measure_ranks(drafter: TrainedDrafter, maker: SampleMaker, samples: Sequence
     for begin in range(0, len(samples), ROWS):
         batch, states = maker.batch(samples[begin : begin + ROWS])
         for row in drafter.ranks(batch, states).permute(1, 2, 0).tolist():  # [T][depth]
-            found.append([[rank for rank in place if rank != UNKNOWN] for place in row])
+            # A root before the prompt's end has no candidate that is judged, though what lies behind it has one.
+            found.append([list(takewhile(lambda rank: rank != UNKNOWN, place)) for place in row])
     drafter.module.train()
     return [[place for place in text if place] for text in found]
 

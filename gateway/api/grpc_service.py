@@ -20,6 +20,7 @@ from gateway.requests.validation import check_name
 from gateway.routing.router import Router
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send, SessionRegistry
+from gateway.store.measured import MeasuredStore
 from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
@@ -42,9 +43,15 @@ AnyContext: TypeAlias = "Context | AuthenticatedCall"
 
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(
-        self, sessions: SessionRegistry, router: Router, tokenizer: Tokenizer, trial: Trial | None = None
+        self,
+        sessions: SessionRegistry,
+        router: Router,
+        tokenizer: Tokenizer,
+        trial: Trial | None = None,
+        store: MeasuredStore | None = None,
     ) -> None:
-        """`trial`: where an experiment runs."""
+        """`trial`: where an experiment runs. `store`: whose state is listed."""
+        self._store = store
         self._sessions = sessions
         self._router = router
         self._tokenizer = tokenizer
@@ -82,6 +89,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         listed = self._router.list_models()
         for model in listed.models:
             model.sampling_defaults.CopyFrom(self._sessions.sampling_defaults)
+        if self._store is not None:
+            listed.store.kind, listed.store.answers = self._store.kind, await self._store.answers()
         return listed
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: AnyContext) -> gateway_pb2.TokenizeResponse:

@@ -20,6 +20,7 @@ from gateway.api.http.entry import REQUEST_ID, Application, Entry, local_hosts
 from gateway.api.http.errors import MethodNotAllowed, http_error
 from gateway.api.http.server import HttpServer, ServerLimits
 from gateway.api.openai import chat, completions, models, responses
+from gateway.api.openai.fields import SpeculationField
 from gateway.api.playground import routes as playground
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import Tenant
@@ -42,6 +43,8 @@ COUNTING = frozenset({"/tokenize", "/detokenize"})
 """Paths of requests whose text no model reads."""
 CONNECTIONS_A_SESSION = 4
 SPARE_CONNECTIONS = 256
+_MOST_NAMED = 64
+"""Characters of an unknown field's name that are sent back."""
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")
 """Names by which pydantic tells the kinds of one field apart."""
 _REASONS = {
@@ -137,6 +140,10 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 def _wrong(name: str, fault: Any) -> InvalidArgument:
     """The fault that pydantic found in a field, without its value."""
+    if fault["type"] == "extra_forbidden":
+        known = ", ".join(sorted(SpeculationField.model_fields))
+        message = f"{name[:_MOST_NAMED]}: no such field; speculation has {known}."
+        return InvalidArgument(message, reason=FIELD_INVALID, field=name[:_MOST_NAMED])
     reason = _REASONS.get(fault["type"], FIELD_INVALID)
     return InvalidArgument(f"{name}: {fault['msg']}.", reason=reason, field=name)
 

@@ -27,6 +27,18 @@ class SessionSize:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionOrigin:
+    """Whose session it is, and whether it began before."""
+
+    key: str
+    """Name of the caller's API key; empty on a gateway without keys."""
+    session_id: str = ""
+    """Empty for a session that takes no part in experiments."""
+    again: bool = False
+    """Missing drafters are no error then."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationPlan:
     max_draft_tokens: int
     """0: none."""
@@ -50,22 +62,20 @@ class SpeculationPlanner:
         model: types_pb2.ModelInfo,
         sampling: SamplingParams,
         size: SessionSize,
-        session_id: str,
-        *,
-        again: bool,
+        origin: SessionOrigin,
     ) -> SpeculationPlan:
-        """`session_id`: empty for a session that takes no part in experiments. `again`: missing drafters are no error.
-        Raises what the router raises for the drafters that a request names."""
+        """Raises what the router raises for the drafters that a request names."""
         asked = request.speculation
-        rule = choose(self._rules, RuleInput(request.workload, request.cache_salt, size.output, size.prompt))
-        arm = self._arm(session_id, asked, rule, sampling)
+        facts = RuleInput(request.workload, request.cache_salt, size.output, size.prompt, origin.key)
+        rule = choose(self._rules, facts)
+        arm = self._arm(origin.session_id, asked, rule, sampling)
         draft_tokens = self._draft_tokens(asked, rule, arm)
         methods = arm.rule.drafters if arm else rule.drafters
         drafting = DrafterRequirements(tuple(asked.drafters), sampling.drawn, size.prediction > 0, methods)
         return SpeculationPlan(
             draft_tokens,
             drafting,
-            drafters=self._drafters(drafting, model, again=again) if draft_tokens else (),
+            drafters=self._drafters(drafting, model, again=origin.again) if draft_tokens else (),
             arm=arm.name if arm else "",
             shadows=arm.shadows if arm and draft_tokens else (),
         )

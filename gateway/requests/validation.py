@@ -10,7 +10,7 @@ from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
 from gateway.requests.resolved_request import ResolvedRequest, filled_in
 from gateway.requests.sampling_defaults import with_defaults
-from gateway.requests.speculation import SessionSize, SpeculationPlanner
+from gateway.requests.speculation import SessionOrigin, SessionSize, SpeculationPlanner
 from gateway.requests.texts import Keep, RequestText, Texts, message_of, part_of, text_of, tokens_of
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
@@ -106,7 +106,8 @@ class RequestValidator:
             max_length = max(len(prompt) + 1, min(max_length, _most_sent(asked.model) - len(prediction)))
         _check_message(max_length + len(prediction), asked.model)
         size = SessionSize(len(prompt), max_length - len(prompt), len(prediction))
-        plan = self._speculation.plan(request, asked.model, asked.sampling, size, session_id, again=again)
+        origin = SessionOrigin(tenant.name, session_id, again)
+        plan = self._speculation.plan(request, asked.model, asked.sampling, size, origin)
         _check_min_tokens(request, size.output)
         prediction = prediction if plan.max_draft_tokens else ()
         most = size.output, plan.max_draft_tokens

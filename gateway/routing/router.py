@@ -198,7 +198,7 @@ class Router:
         found = [
             gateway_pb2.ServedArithmetic(
                 arithmetic=each,
-                verifiers=len(pool),
+                verifiers=sum(each.present for each in pool),
                 batch_invariant=bool(pool[0].model and pool[0].model.batch_invariant),
                 newest=pool[0].weights == newest,
             )
@@ -282,8 +282,23 @@ class Router:
 
     def list_models(self) -> gateway_pb2.ListModelsResponse:
         """Raises Unavailable while no verifier is known."""
-        models = [self._describe_model(name, model) for name, model in sorted(self.models().items())]
+        models = [self.describe_model(name, model) for name, model in sorted(self.models().items())]
         return gateway_pb2.ListModelsResponse(models=models)
+
+    def describe_model(self, name: str, model: types_pb2.ModelInfo) -> gateway_pb2.ServedModel:
+        """What is known of a model's workers; only those that answer are counted as serving it."""
+        verifiers = self._of_model(name)
+        present = [verifier for verifier in verifiers if verifier.present]
+        causes = [verifier.pause_cause for verifier in present if verifier.pause_cause]
+        return gateway_pb2.ServedModel(
+            model=model,
+            verifiers=len(present),
+            verifiers_away=len(verifiers) - len(present),
+            drafters=[self._describe_drafter(each, model) for each in self._names()],
+            paused_verifiers=len(causes),
+            pause_causes=sorted(set(causes)),
+            arithmetics=self.arithmetics(name),
+        )
 
     def describe_fleet(self) -> list[gateway_pb2.FleetWorker]:
         """Every worker, verifiers first. A drafter is compared with the first model."""
@@ -310,22 +325,14 @@ class Router:
             default=None,
         )
 
-    def _describe_model(self, name: str, model: types_pb2.ModelInfo) -> gateway_pb2.ServedModel:
-        verifiers = self._of_model(name)
-        return gateway_pb2.ServedModel(
-            model=model,
-            verifiers=len(verifiers),
-            drafters=[self._describe_drafter(each, model) for each in self._names()],
-            paused_verifiers=sum(verifier.paused for verifier in verifiers),
-            arithmetics=self.arithmetics(name),
-        )
-
     def _describe_drafter(self, name: str, target: types_pb2.ModelInfo) -> gateway_pb2.ServedDrafter:
         drafter = self._best_replica(name, target)
         if drafter is None:
             return gateway_pb2.ServedDrafter(name=name, mismatch=unreached_yet(name))
         served = drafter.as_served(target)
-        served.away = all(replica.away for replica in self._replicas(name))
+        away = [replica.away for replica in self._replicas(name)]
+        served.replicas, served.replicas_away = away.count(False), away.count(True)
+        served.away = all(away)
         return served
 
     def _check_trusted(self) -> None:

@@ -4,13 +4,14 @@ far. The first rule that fits a request counts.
     RULES      = RULE (";" RULE)*
     RULE       = CONDITIONS ":" ACTIONS
     CONDITIONS = "any" | CONDITION+                   all of them must hold
-    CONDITION  = "workload=" WORD | "salt=" WORD | LENGTH
+    CONDITION  = "key=" NAME | "workload=" WORD | "salt=" WORD | LENGTH
     LENGTH     = ("max_tokens" | "prompt_tokens") ("<" | "<=" | "=" | ">" | ">=") NUMBER
     ACTIONS    = "off" | ACTION+
     ACTION     = "drafters=" NAME ("+" NAME)* | "max_draft_tokens=" NUMBER
 
-For example: `max_tokens<16: off; workload=chat prompt_tokens>=4096: drafters=ngram+suffix; any: max_draft_tokens=4`.
-A word holds no blank, colon or semicolon.
+For example: `max_tokens<16: off; workload=chat prompt_tokens>=4096: drafters=ngram+suffix; any: max_draft_tokens=4`,
+or `key=acme: drafters=suffix` for one tenant. A key is named as in the file of API keys; a workload and a salt are
+what the request says. A word holds no blank, colon or semicolon.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from slipstream.client.gateway_endpoint import KEY_NAME
 from slipstream.errors import InvalidArgument
 from slipstream.rpc.proto_conversion import MAX_LABEL_BYTES
 
 SETTING = "GATEWAY_RULES"
 ANY = "any"
 OFF = "off"
-LABELS = ("workload", "salt")
+LABELS = ("key", "workload", "salt")
 LENGTHS = ("max_tokens", "prompt_tokens")
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
@@ -48,6 +50,8 @@ class RuleInput:
     max_tokens: int
     """Most output tokens, after the default and the model's length are applied."""
     prompt_tokens: int
+    key: str = ""
+    """Name of the API key; empty on a gateway without keys."""
 
     def length(self, name: str) -> int:
         return self.max_tokens if name == "max_tokens" else self.prompt_tokens
@@ -70,6 +74,7 @@ class RuleBound:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    key: str | None = None
     workload: str | None = None
     salt: str | None = None
     bounds: tuple[RuleBound, ...] = ()
@@ -82,7 +87,8 @@ class Rule:
 
     def fits(self, request: RuleInput) -> bool:
         return (
-            self.workload in (None, request.workload)
+            self.key in (None, request.key)
+            and self.workload in (None, request.workload)
             and self.salt in (None, request.salt)
             and all(bound.holds(request) for bound in self.bounds)
         )
@@ -127,7 +133,9 @@ def _rule(text: str, known: Collection[str]) -> Rule:
         raise ValueError("there is no colon; write CONDITIONS: ACTIONS.")
     labels, bounds = _conditions(conditions.split())
     off, drafters, most = read_actions(actions.split(), known)
-    return Rule(labels.get("workload"), labels.get("salt"), bounds, off, drafters, most)
+    return Rule(
+        **{name: labels.get(name) for name in LABELS}, bounds=bounds, off=off, drafters=drafters, max_draft_tokens=most
+    )
 
 
 def _conditions(words: list[str]) -> tuple[dict[str, str], tuple[RuleBound, ...]]:
@@ -144,6 +152,8 @@ def _conditions(words: list[str]) -> tuple[dict[str, str], tuple[RuleBound, ...]
             raise ValueError(f"{word!r} is no condition; there are {choices}.")
         elif name in labels:
             raise ValueError(f"{name} is given twice; write a rule for each.")
+        elif name == "key" and not KEY_NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is no key's name, which has 1 to 64 letters, digits, _ and -.")
         elif len(value.encode()) > MAX_LABEL_BYTES:
             raise ValueError(f"no {name} has more than {MAX_LABEL_BYTES} bytes.")
         else:

@@ -120,9 +120,9 @@ class VerifierWorker:
         return self._watch.load.waiting > 0
 
     @property
-    def paused(self) -> bool:
-        """Whether its drafters pause."""
-        return bool(self._watch.load.drafting_paused)
+    def pause_cause(self) -> str:
+        """Why its drafters pause; empty while they draft."""
+        return self._watch.load.drafting_paused
 
     @property
     def kv_usage(self) -> float:

@@ -26,6 +26,8 @@ MOST_CAUSE = 200
 """Characters of the store client's error that are logged."""
 WATCH_S = 15.0
 """Seconds between two looks at the server's memory."""
+ANSWER_S = 1.0
+"""Seconds that a look at whether it answers waits."""
 RETRY_S = 1.0
 """Seconds until a gateway that may not start without an answer asks again."""
 MOVING_S = 0.5
@@ -40,9 +42,15 @@ class MeasuredStore:
     """Passes each operation on to the store behind it, and measures it."""
 
     def __init__(
-        self, store: SessionStore, clock: Callable[[], float] = time.monotonic, patience_s: float = 0.0
+        self,
+        store: SessionStore,
+        clock: Callable[[], float] = time.monotonic,
+        patience_s: float = 0.0,
+        kind: str = "memory",
     ) -> None:
-        """A request that needs the store is refused once it has been away for `patience_s`."""
+        """A request that needs the store is refused once it has been away for `patience_s`. `kind`: `memory`, or the
+        scheme of its address."""
+        self.kind = kind
         self._store = store
         self._clock = clock
         self._patience_s = patience_s
@@ -77,6 +85,15 @@ class MeasuredStore:
             await self._store.read(NO_SESSION)
         except SlipstreamError as error:
             self._note(error)
+
+    async def answers(self) -> bool:
+        """Whether it answers now, within ANSWER_S."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.greet()
+        except TimeoutError:
+            return False
+        return self._away_since is None
 
     async def watch(self) -> None:
         """Greet the store until it answers, then keep `memory` up to date. Never ends."""

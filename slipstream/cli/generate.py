@@ -32,9 +32,10 @@ from slipstream.cli.options import (
     Workload,
     explained,
 )
+from slipstream.cli.waiting import SilenceWatch, summary
 from slipstream.client.completion import Completion
 from slipstream.client.options import GenerateOptions, RollbackOptions
-from slipstream.client.sync_client import Stream
+from slipstream.client.sync_client import Client, Stream
 from slipstream.speculation.sampling_params import ACCEPTANCE_RULES, DEPRECATED_RULES
 
 INTERRUPTED = 130
@@ -145,19 +146,22 @@ def generate(
     with explained("generate"), connection.client(trace=trace) as client:
         stream = client.stream(prompt, **options)
         try:
-            print_stream(stream, as_json)
+            print_stream(client, stream, as_json, completion.model)
+            if not as_json and sys.stdout.isatty() and not completion.no_speculation:
+                typer.echo(summary(stream.completion, client.list_models), err=True)
         finally:
             if trace:
                 _print_trace_id(stream.completion)
 
 
-def print_stream(stream: Stream, as_json: bool) -> None:
-    """Prints an output while it comes, or one JSON object at its end. Ctrl-C ends the process with one sentence on how
-    to go on: the gateway keeps the session for a while."""
+def print_stream(client: Client, stream: Stream, as_json: bool, model: str = "") -> None:
+    """Prints an output while it comes, or one JSON object at its end, and on standard error what it waits for. Ctrl-C
+    ends the process with one sentence on how to go on: the gateway keeps the session for a while."""
     printed = stream.completion.begins
     try:
-        with HeldInterrupt() as interrupt:
+        with HeldInterrupt() as interrupt, SilenceWatch(client.list_models, model) as silence:
             for piece in stream:
+                silence.piece_came()
                 with interrupt.held():
                     if not as_json:
                         typer.echo(piece.text, nl=False)
@@ -203,7 +207,7 @@ def resume_session(
 ) -> None:
     """Stream the rest of SESSION's text, and continue the session if no gateway runs it."""
     with explained("resume"), connection.client(resume_s=0.0) as client:
-        print_stream(client.resume(session, offset, mixed_arithmetic=mixed_arithmetic), as_json)
+        print_stream(client, client.resume(session, offset, mixed_arithmetic=mixed_arithmetic), as_json)
 
 
 def roll_back_session(

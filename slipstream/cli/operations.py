@@ -15,16 +15,17 @@ from typing import Annotated
 import grpc
 import typer
 
+from slipstream.cli.default_drafters import shipped_draft_for
 from slipstream.cli.options import AsJson, Connection, explained, need_installed
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import KEY_NAME, GatewayEndpoint, digest, new_key
-from slipstream.errors import SlipstreamError, Unavailable
+from slipstream.errors import InvalidArgument, SlipstreamError, Unavailable
 from slipstream.proposers.registry import find_method
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.tls import Certificates, certificates_from_env
-from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
+from slipstream.tokenizer.vocabulary import check_folder, share_vocabulary, template_warning
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 ANSWER_S = 5.0
@@ -161,6 +162,8 @@ def doctor(
 def _try_pair(pair: PairOptions, *, as_json: bool) -> None:
     with explained("doctor"):
         need_installed("torch", "transformers")
+        check_folder(pair.target)
+        draft = _draft_of(pair)
         from slipstream.cli.pair_check import PROMPTS, check_pair
         from slipstream.cli.pair_figures import PairCheck
         from slipstream.cli.pair_report import as_json as listed
@@ -168,12 +171,28 @@ def _try_pair(pair: PairOptions, *, as_json: bool) -> None:
         from slipstream.client.load.workload import read_workload
 
         asked = PROMPTS if pair.prompts is None else read_workload(pair.prompts)
-        draft = pair.draft if find_method(pair.drafter).needs_model else ""
         check = PairCheck(pair.target, draft, pair.drafter, translated=pair.translate)
         check_pair(check, asked, pair.max_tokens, pair.dtype, lambda stage: typer.echo(f"doctor: {stage}", err=True))
     typer.echo(listed(check) if as_json else render(check))
     if not check.ships:
         raise typer.Exit(1 if check.wrong else NOT_WORTH_IT)
+
+
+def _draft_of(pair: PairOptions) -> str:
+    """The model or heads that the method drafts with; of a draft model that is not named the shipped one, as `serve`
+    takes it. Raises InvalidArgument where there is none for the target, NotFound for one that is missing."""
+    method = find_method(pair.drafter)
+    if not method.needs_model:
+        return ""
+    draft = pair.draft or ("" if method.needs_hidden_states else shipped_draft_for(pair.target))
+    if not draft:
+        raise InvalidArgument(
+            f"the drafter {pair.drafter} needs a model: name one for {pair.target} with --draft, or try "
+            "`--drafter suffix`, which needs none."
+        )
+    if not method.needs_hidden_states:  # the folder of heads may have no config.json
+        check_folder(draft)
+    return draft
 
 
 async def _diagnose(addresses: Sequence[str], gateways: Sequence[GatewayEndpoint]) -> list[Finding]:

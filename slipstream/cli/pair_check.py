@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -44,6 +46,8 @@ from training.speed import least_seconds, passes
 
 CHUNK = 256
 TRIES = 5
+TIMED_ROUNDS = 16
+"""Rounds of a text whose calls are timed."""
 WEIGHTS = (".safetensors", ".pt", ".bin")
 BYTES = {"float32": 4, "float64": 8}
 """Bytes of a number by its type; numbers of other types have 2."""
@@ -94,25 +98,27 @@ def _try(
     if check.wrong:
         return
     on_progress(f"{len(TEMPERATURES) * len(prompts)} texts of up to {tokens} tokens")
-    rounds, calls, lengths = _rounds(check, engine, opened, prompts, tokens)
+    rounds, calls, lengths, timed = _rounds(check, engine, opened, prompts, tokens)
     summarise(check, rounds)
     if check.rounds:
-        measure_cost(check, engine, [each for each in rounds if not each.temperature], calls)
+        assert timed is not None
+        measure_cost(check, engine, [each for each in rounds if not each.temperature], calls, timed)
         warn(check, rounds, lengths, engine)
     _measure_memory(check, engine, opened)
 
 
 def _rounds(
     check: PairCheck, engine: Engine, opened: OpenedProposer, prompts: Sequence[Asked], tokens: int
-) -> tuple[list[Round], Calls, list[int]]:
-    """Rounds over the target's texts, the calls that they took, and the lengths of all answers. A text that loops is
-    guessed by anybody, and flatters all figures: it is counted and left out."""
+) -> tuple[list[Round], Calls, list[int], TimedRounds | None]:
+    """Rounds over the target's texts, the calls that they took, the lengths of all answers, and the rounds of the first
+    text once more. A text that loops is guessed by anybody, and flatters all figures: it is counted and left out."""
     tokenizer = load_tokenizer(check.target)
     size = engine.model.vocabulary_size
     counts_first = find_method(check.method).needs_model
     rounds: list[Round] = []
     calls, lengths, distinct = Calls(), list[int](), list[float]()
     firsts: list[bool] = []
+    timed: TimedRounds | None = None
     for temperature in TEMPERATURES:
         for seed, asked in enumerate(prompts):
             prompt = list(tokenizer.encode(asked.prompt).ids)
@@ -123,13 +129,15 @@ def _rounds(
             if distinct[-1] < DISTINCT:
                 check.looping += 1
                 continue
-            rounds += run_rounds(opened, text, len(prompt), states, sampling, asked.workload or "all", calls, size)
+            run = partial(run_rounds, opened, text, len(prompt), states, sampling, asked.workload or "all", size=size)
+            timed = timed or run
+            rounds += run(calls)
             if not temperature:
                 check.places += lengths[-1]
                 firsts += first_right(opened, text, len(prompt), states, sampling, size) if counts_first else []
     check.texts, check.distinct = len(distinct), statistics.mean(distinct)
     check.first = sum(firsts) / len(firsts) if firsts else None
-    return rounds, calls, lengths
+    return rounds, calls, lengths, timed
 
 
 @torch.inference_mode()
@@ -168,9 +176,13 @@ def write_text(
 class Calls:
     """Calls of the proposer, and the rounds that they were made for."""
 
-    count: int = 0
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    """Of each call."""
     rounds: int = 0
+
+
+TimedRounds = Callable[[Calls], Generator[Round]]
+"""Begins the rounds over one text."""
 
 
 def run_rounds(
@@ -182,34 +194,45 @@ def run_rounds(
     workload: str,
     calls: Calls,
     size: int = UNLIMITED,
-) -> Iterator[Round]:
+) -> Generator[Round]:
     """Rounds over the text behind its prompt; `size`: of the target's vocabulary. Raises the error with which the
     proposer gives the sequence up."""
     handle, length, given = object(), prompt_length, 0
-    while length < len(text):
-        hidden: tuple[HiddenRows, ...] = ()
-        if states is not None and length - 1 > given:
-            hidden = (HiddenRows(given, states.cut(given, length - 1)),)
-            given = length - 1
-        context = ProposerContext(
-            handle,
-            text,
-            length,
-            prompt_length,
-            len(text) + DEPTH,
-            sampling,
-            vocabulary_size=size,
-            hidden=hidden,
-        )
-        chain = likeliest_chain(opened, context, calls)
-        right = 0
-        while right < len(chain) and length + right < len(text) and chain[right] == text[length + right]:
-            right += 1
-        calls.rounds += 1
-        tried = min(len(chain), len(text) - length)
-        yield Round(length, workload, sampling.temperature, tried, right)
-        length += right + 1
-    opened.proposer.close_sequence(handle)
+    try:
+        while length < len(text):
+            hidden: tuple[HiddenRows, ...] = ()
+            if states is not None and length - 1 > given:
+                hidden = (HiddenRows(given, states.cut(given, length - 1)),)
+                given = length - 1
+            context = ProposerContext(
+                handle, text, length, prompt_length, len(text) + DEPTH, sampling, vocabulary_size=size, hidden=hidden
+            )
+            chain = likeliest_chain(opened, context, calls)
+            right = 0
+            while right < len(chain) and length + right < len(text) and chain[right] == text[length + right]:
+                right += 1
+            calls.rounds += 1
+            tried = min(len(chain), len(text) - length)
+            yield Round(length, workload, sampling.temperature, tried, right)
+            length += right + 1
+    finally:
+        opened.proposer.close_sequence(handle)
+
+
+def call_seconds(rounds_of: TimedRounds) -> float:
+    """Seconds of one call, on average over the first rounds of a text, without the one that reads the prompt: of each
+    call the least of TRIES, as passes are timed, so that other work on the machine counts for neither. `rounds_of`
+    begins the same rounds anew."""
+    found: list[list[float]] = []
+    for _ in range(TRIES):
+        calls = Calls()
+        with closing(rounds_of(calls)) as rounds:
+            next(rounds)
+            first = len(calls.seconds)
+            for _ in islice(rounds, TIMED_ROUNDS):
+                pass
+        found.append(calls.seconds[first:] or calls.seconds)
+    return float(statistics.mean(map(min, zip(*found, strict=True))))
 
 
 def first_right(
@@ -254,7 +277,7 @@ def likeliest_chain(opened: OpenedProposer, context: ProposerContext, calls: Cal
         )
         began = time.perf_counter()
         [answer] = opened.proposer.propose([view])
-        calls.count, calls.seconds = calls.count + 1, calls.seconds + time.perf_counter() - began
+        calls.seconds.append(time.perf_counter() - began)
         if isinstance(answer, SlipstreamError):
             raise answer
         if not isinstance(answer, Proposal) or not answer.nodes:
@@ -274,14 +297,20 @@ def _best_below(nodes: Sequence[ProposedNode], parent: int) -> int:
     return max(children, key=lambda index: nodes[index].log_prob, default=ROOT)
 
 
-def measure_cost(check: PairCheck, engine: Engine, greedy: list[Round], calls: Calls) -> None:
-    """Times passes of one session of CHUNK tokens, the least of TRIES each."""
+def measure_cost(
+    check: PairCheck,
+    engine: Engine,
+    greedy: list[Round],
+    calls: Calls,
+    rounds_of: TimedRounds,
+) -> None:
+    """Times passes of one session of CHUNK tokens, the least of TRIES each, and calls as `call_seconds` does."""
     counts = range(DEPTH + 1)
     with passes(engine, min(CHUNK, engine.model.max_length - DEPTH - 2), DEPTH, DEPTH) as verify:
         found = least_seconds([partial(verify, count) for count in counts], TRIES)
     check.verify_ms = {count: 1e3 * seconds for count, seconds in zip(counts, found, strict=True)}
     check.plain_ms = check.verify_ms.pop(0)
-    check.draft_ms, most = 1e3 * calls.seconds / calls.count, calls.count / calls.rounds
+    check.draft_ms, most = 1e3 * call_seconds(rounds_of), len(calls.seconds) / calls.rounds
     for count in range(1, DEPTH + 1):
         round_ms = check.verify_ms[count] + check.draft_ms * min(count, most)
         check.speed_up[count] = mean_length(greedy, count) * check.plain_ms / round_ms

@@ -11,6 +11,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 
 from slipstream.cli.options import AsJson, Connection, explained
+from slipstream.cli.waiting import PAUSES
 from slipstream.client.sync_client import Client
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2
@@ -29,19 +30,20 @@ def status(
     every: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Print the models that a gateway serves, how many verifiers have each, and its drafters."""
+    """Print the models that a gateway serves, the verifiers and drafters of each that answer, and whether its session
+    store does."""
     with explained("status"), connection.client() as client:
         if watch:
             from rich.console import Console
 
             _watch(client, every, as_json, Console())
             return
-        models = client.models()
+        listed = client.list_models()
     if as_json:
-        typer.echo(json.dumps({"models": [as_dict(model) for model in models]}, indent=2))
-    else:
-        for line in model_lines(models):
-            typer.echo(line)
+        typer.echo(json.dumps(as_dict(listed), indent=2))
+        return
+    for line in (*model_lines(listed.models), store_line(listed.store)):
+        typer.echo(line)
 
 
 def as_dict(message: Any) -> dict[str, Any]:
@@ -51,23 +53,36 @@ def as_dict(message: Any) -> dict[str, Any]:
 def model_lines(models: Sequence[gateway_pb2.ServedModel]) -> Iterator[str]:
     for served in models:
         noun = "verifier" if served.verifiers == 1 else "verifiers"
-        yield f"{served.model.name}: {served.verifiers} {noun}, texts of up to {served.model.max_length} tokens"
+        away = f", {served.verifiers_away} away" if served.verifiers_away else ""
+        yield f"{served.model.name}: {served.verifiers} {noun}{away}, texts of up to {served.model.max_length} tokens"
         for each in served.arithmetics:
             promise = "same tokens" if each.batch_invariant else "same distribution"
             older = "" if each.newest else "; older weights: only sessions that began there"
             yield f"  arithmetic {each.arithmetic}: {each.verifiers}, {promise}{older}"
         for drafter in served.drafters:
-            state = f"DOES NOT FIT: {drafter.mismatch}" if drafter.mismatch else "away" if drafter.away else "drafts"
-            yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {state}"
+            yield f"  {drafter.name} ({drafter.model.name or 'no model'}): {_drafter_state(drafter)}"
             if drafter.warning:
                 yield f"    {drafter.warning}"
         if not served.drafters:
             yield "  no drafter: plain decoding"
         if served.paused_verifiers:
-            yield (
-                f"  drafting pauses on {served.paused_verifiers} of {served.verifiers}: it does not pay there now, or "
-                "that is being tried (slipstream_drafting_paused)"
-            )
+            causes = "; ".join(PAUSES.get(cause, cause) for cause in served.pause_causes)
+            yield f"  drafting pauses on {served.paused_verifiers} of {served.verifiers}: {causes}"
+
+
+def _drafter_state(drafter: gateway_pb2.ServedDrafter) -> str:
+    if drafter.mismatch:
+        return f"DOES NOT FIT: {drafter.mismatch}"
+    replicas = drafter.replicas + drafter.replicas_away
+    count = f", {drafter.replicas} of {replicas} replicas" if replicas > 1 else ""
+    return f"{'away' if drafter.away else 'drafts'}{count}"
+
+
+def store_line(store: gateway_pb2.SessionStoreState) -> str:
+    """Of an older gateway, which does not say, that it is not known."""
+    if not store.kind:
+        return "session store: not known"
+    return f"session store: {store.kind}, {'answers' if store.answers else 'AWAY: sessions wait, and are refused'}"
 
 
 def _watch(client: Client, every_s: float, as_json: bool, console: Console) -> None:

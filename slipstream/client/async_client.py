@@ -202,8 +202,15 @@ class AsyncClient:
 
     async def models(self) -> list[gateway_pb2.ServedModel]:
         """The models that can be asked for, with their drafters."""
+        return list((await self.list_models()).models)
+
+    async def list_models(self) -> gateway_pb2.ListModelsResponse:
+        """The models, and the state of the gateway's session store."""
         request = gateway_pb2.ListModelsRequest()
-        return list((await self._ask(lambda stub: stub.ListModels(request, timeout=ANSWER_S))).models)
+        listed: gateway_pb2.ListModelsResponse = await self._ask(
+            lambda stub: stub.ListModels(request, timeout=ANSWER_S)
+        )
+        return listed
 
     async def fleet(self) -> gateway_pb2.GetFleetResponse:
         """Every worker that the gateway knows, with its load. For operators' keys."""

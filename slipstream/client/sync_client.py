@@ -120,6 +120,9 @@ class Client:
     def models(self) -> list[gateway_pb2.ServedModel]:
         return self._thread.run(self._client.models())
 
+    def list_models(self) -> gateway_pb2.ListModelsResponse:
+        return self._thread.run(self._client.list_models())
+
     def fleet(self) -> gateway_pb2.GetFleetResponse:
         return self._thread.run(self._client.fleet())
 

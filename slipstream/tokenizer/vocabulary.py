@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import FailedPrecondition, NotFound
+from slipstream.tokenizer import hub
 from slipstream.tokenizer.gguf_folder import gguf_folder, is_gguf
 from slipstream.v1 import types_pb2
 
@@ -42,6 +43,7 @@ def source_and_revision(name: str) -> tuple[str, str]:
     folder."""
     if is_local(name):
         return str(model_folder(name)), NEWEST
+    hub.reachable()  # else its libraries are told that it is not, before they ask
     source, _, revision = name.partition("@")
     return source, revision or NEWEST
 
@@ -60,9 +62,13 @@ def model_folder(name: str) -> Path:
 
 
 def check_folder(name: str) -> None:
-    """Raises NotFound where a model is named by a folder that does not exist or holds no model. Hub ids and emulated
-    models pass."""
-    if name.startswith(f"{EMULATED}:") or not is_local(name):
+    """Raises NotFound where a model is named by a folder that does not exist or holds no model, or by a hub id that is
+    not in the cache while the hub cannot be reached. Emulated models pass."""
+    if name.startswith(f"{EMULATED}:"):
+        return
+    if not is_local(name):
+        if not hub.reachable():
+            tokenizer_file(name, "config.json")
         return
     folder = model_folder(name)
     if not (folder / "config.json").is_file():
@@ -170,9 +176,16 @@ def tokenizer_file(name: str, wanted: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     source, revision = source_and_revision(name)
+    online = hub.reachable()
     try:
-        return Path(hf_hub_download(source, wanted, revision=revision))
+        return Path(hf_hub_download(source, wanted, revision=revision, local_files_only=not online))
     except (OSError, ValueError) as error:
+        if not online:
+            raise NotFound(
+                f"{wanted} of {name} is not in the cache, and the hub cannot be reached (or {hub.OFFLINE} is set): "
+                "name a folder, or download it where there is a connection.",
+                reason="MODEL_MISSING" if wanted == "config.json" else "FILE_MISSING",
+            ) from error
         raise NotFound(f"{wanted} of {name} cannot be had from the hub: {error}", reason="FILE_MISSING") from error
 
 

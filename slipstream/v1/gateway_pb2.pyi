@@ -440,26 +440,40 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListModelsResponse(_message.Message):
-    __slots__ = ("models",)
+    __slots__ = ("models", "store")
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ServedModel]
-    def __init__(self, models: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ...) -> None: ...
+    store: SessionStoreState
+    def __init__(self, models: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ..., store: _Optional[_Union[SessionStoreState, _Mapping]] = ...) -> None: ...
+
+class SessionStoreState(_message.Message):
+    __slots__ = ("kind", "answers")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    answers: bool
+    def __init__(self, kind: _Optional[str] = ..., answers: _Optional[bool] = ...) -> None: ...
 
 class ServedModel(_message.Message):
-    __slots__ = ("model", "verifiers", "drafters", "paused_verifiers", "arithmetics", "sampling_defaults")
+    __slots__ = ("model", "verifiers", "drafters", "paused_verifiers", "arithmetics", "sampling_defaults", "verifiers_away", "pause_causes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     ARITHMETICS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIERS_AWAY_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_CAUSES_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     verifiers: int
     drafters: _containers.RepeatedCompositeFieldContainer[ServedDrafter]
     paused_verifiers: int
     arithmetics: _containers.RepeatedCompositeFieldContainer[ServedArithmetic]
     sampling_defaults: _types_pb2.SamplingOptions
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., verifiers: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[ServedDrafter, _Mapping]]] = ..., paused_verifiers: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ServedArithmetic, _Mapping]]] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ...) -> None: ...
+    verifiers_away: int
+    pause_causes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., verifiers: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[ServedDrafter, _Mapping]]] = ..., paused_verifiers: _Optional[int] = ..., arithmetics: _Optional[_Iterable[_Union[ServedArithmetic, _Mapping]]] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., verifiers_away: _Optional[int] = ..., pause_causes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ServedArithmetic(_message.Message):
     __slots__ = ("arithmetic", "verifiers", "batch_invariant", "newest")
@@ -474,18 +488,22 @@ class ServedArithmetic(_message.Message):
     def __init__(self, arithmetic: _Optional[str] = ..., verifiers: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., newest: _Optional[bool] = ...) -> None: ...
 
 class ServedDrafter(_message.Message):
-    __slots__ = ("name", "model", "mismatch", "warning", "away")
+    __slots__ = ("name", "model", "mismatch", "warning", "away", "replicas", "replicas_away")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MISMATCH_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_AWAY_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.ModelInfo
     mismatch: str
     warning: str
     away: bool
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., mismatch: _Optional[str] = ..., warning: _Optional[str] = ..., away: _Optional[bool] = ...) -> None: ...
+    replicas: int
+    replicas_away: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., mismatch: _Optional[str] = ..., warning: _Optional[str] = ..., away: _Optional[bool] = ..., replicas: _Optional[int] = ..., replicas_away: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text")

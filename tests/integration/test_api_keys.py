@@ -484,3 +484,12 @@ async def test_a_key_with_most_sessions_leaves_some_to_others(place: Place) -> N
     theirs = (await place.stub(BOB)).Generate(asked)
     assert await theirs.read() is not grpc.aio.EOF
     place.verifier.limit = None
+
+
+async def test_a_rule_may_be_one_keys_alone(place: Place) -> None:
+    """It holds by whoever calls, not by what the request says."""
+    place.write(alice="", bob="")
+    await place.start(rules="key=alice: off; key=bob: max_draft_tokens=3")
+    await place.generate(ALICE, workload="bob")
+    await place.generate(BOB, workload="alice")
+    assert [opened.policy.max_draft_tokens for opened in place.verifier.opens()] == [0, 3]

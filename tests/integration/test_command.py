@@ -105,8 +105,10 @@ async def test_the_fleet_is_shown_until_it_is_enough(front: Front, monkeypatch: 
     assert second["sessions"] == 0 and looks == [0.5, 0.5]
     models = json.loads(await run(front, "status", "--json"))
     assert models["models"][0]["verifiers"] == 1
-    model, arithmetic, drafter = (await run(front, "status")).splitlines()
+    assert models["store"] == {"kind": "memory", "answers": True}
+    model, arithmetic, drafter, store = (await run(front, "status")).splitlines()
     assert (model, drafter) == ("toy: 1 verifier, texts of up to 200 tokens", "  no drafter: plain decoding")
+    assert store == "session store: memory, answers"
     assert arithmetic.startswith("  arithmetic ") and arithmetic.endswith(": 1, same distribution")
     assert "terminal" in await asyncio.to_thread(failing, front, "status", "--watch")
 

@@ -501,6 +501,19 @@ async def test_a_field_that_would_change_the_answer_is_refused_by_name(
     assert (await served.web.post("/v1/chat/completions", chat | {name: harmless})).status_code == 200
 
 
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
+async def test_a_slip_in_speculation_is_refused_with_what_there_is(served: Served, route: str) -> None:
+    """`{"disable": true}` speculated on."""
+    await served.start()
+    prompt = {"prompt": "a"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    asked = {"model": "toy", "max_tokens": 3, **prompt}
+    refused = await served.web.post(route, asked | {"speculation": {"disabled" + "d" * 99: True}})
+    said = refused.json()["error"]["message"]
+    assert refused.status_code == 400 and said.startswith("speculation.disabled") and len(said) < 200
+    assert "speculation has acceptance, disabled, drafters, max_draft_tokens, rounds." in said
+    assert (await served.web.post(route, asked | {"speculation": {"disabled": True}})).status_code == 200
+
+
 async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     await served.start()
     with caplog.at_level(logging.INFO, "gateway"):

@@ -114,7 +114,9 @@ class PredictionField(Fields):
 
 
 class SpeculationField(Fields):
-    """Slipstream's extension: how this request speculates."""
+    """Slipstream's extension: how this request speculates. No other server has it, so what is unknown is a slip."""
+
+    model_config = ConfigDict(extra="forbid")
 
     drafters: Strings | None = None
     max_draft_tokens: int | None = Field(None, ge=0, le=_MOST)

@@ -38,13 +38,15 @@ def routes(parts: HttpDependencies) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The models that can be asked for, by each of their names."""
+        """The models that can be asked for, by each of their names, their workers that answer, and whether the session
+        store does."""
         known = parts.router.models()
         aliases = {alias: model or next(iter(known)) for alias, model in parts.router.aliases.items()}
         named = known | {alias: known[model] for alias, model in aliases.items() if model in known}
         data = [_model(name, each, parts) for name, each in named.items()]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
-        return {"object": "list", "data": data, **ends}
+        store = {"kind": parts.store.kind, "answers": await parts.store.answers()}
+        return {"object": "list", "data": data, **ends, "store": store}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -91,6 +93,7 @@ def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:
 
 def _model(name: str, model: types_pb2.ModelInfo, parts: HttpDependencies) -> dict[str, Any]:
     """As clients of OpenAI's, and those of Anthropic's, read it. `name`: one of the model's."""
+    served = parts.router.describe_model(model.name, model)
     return {
         "id": name,
         "object": "model",
@@ -110,6 +113,12 @@ def _model(name: str, model: types_pb2.ModelInfo, parts: HttpDependencies) -> di
                 "same_tokens": each.batch_invariant,
                 "newest_weights": each.newest,
             }
-            for each in parts.router.arithmetics(model.name)
+            for each in served.arithmetics
+        ],
+        "verifiers": served.verifiers,
+        "verifiers_away": served.verifiers_away,
+        "drafters": [
+            {"name": each.name, "replicas": each.replicas, "replicas_away": each.replicas_away}
+            for each in served.drafters
         ],
     }

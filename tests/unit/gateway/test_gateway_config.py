@@ -38,6 +38,7 @@ def test_lists_are_split_and_defaults_kept() -> None:
         ("CREDIT_TOKENS", "0"),
         ("RULES", "any: drafters=nobody"),
         ("RULES", "any off"),
+        ("RULES", "key=alice: off"),  # and no keys
         ("COLOUR", "red"),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.rules import COMPARISONS, LENGTHS, NO_RULE, Rule, RuleBound, RuleInput, choose, parse
+from slipstream.client.gateway_endpoint import KEY_NAME
 from slipstream.errors import InvalidArgument
 
 KNOWN = ("model", "ngram", "suffix", "far-away.2")
@@ -17,6 +18,7 @@ labels = words.filter(lambda word: len(word) <= 64)
 lengths = st.integers(0, 10**9 - 1)
 bounds = st.builds(RuleBound, st.sampled_from(LENGTHS), st.sampled_from(sorted(COMPARISONS)), lengths)
 conditions = {
+    "key": st.none() | st.from_regex(KEY_NAME, fullmatch=True),
     "workload": st.none() | labels,
     "salt": st.none() | labels,
     "bounds": st.lists(bounds, max_size=3).map(tuple),
@@ -60,6 +62,14 @@ def test_salts_name_tenants_and_an_empty_label_is_no_word() -> None:
         assert not rule.fits(case)
 
 
+def test_a_rule_for_a_key_is_for_its_requests_alone_whatever_they_say() -> None:
+    parsed = parse("key=acme max_tokens<16: off; key=acme: drafters=suffix; any: max_draft_tokens=4", KNOWN)
+    assert choose(parsed, RuleInput("", "", 15, 1, "acme")).off
+    assert choose(parsed, RuleInput("", "", 16, 1, "acme")).drafters == ("suffix",)
+    for other in (RuleInput("", "", 15, 1, "acme2"), RuleInput("acme", "acme", 15, 1)):
+        assert choose(parsed, other).max_draft_tokens == 4
+
+
 @pytest.mark.parametrize("sign", COMPARISONS)
 def test_lengths_are_compared_as_written(sign: str) -> None:
     (rule,) = parse(f"max_tokens{sign}2: off", KNOWN)
@@ -82,6 +92,8 @@ def test_lengths_are_compared_as_written(sign: str) -> None:
         ("workload=a workload=b: off", "twice"),
         (f"workload={'x' * 65}: off", "64 bytes"),
         ("any: drafters=model+nobody", "'nobody'"),
+        ("key=a+b: off", "no key's name"),
+        ("key=a key=b: off", "twice"),
         ("any: drafters=", "'drafters='"),
         ("any: max_draft_tokens=0", "off"),
         ("any: max_draft_tokens<4", "'max_draft_tokens<4'"),

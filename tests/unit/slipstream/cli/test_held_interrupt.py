@@ -39,7 +39,7 @@ def test_what_was_printed_is_what_is_counted(
 
     monkeypatch.setattr(typer, "echo", echo_interrupted)
     with pytest.raises(typer.Exit) as ended:
-        print_stream(Texts(), as_json=False)  # type: ignore[arg-type]
+        print_stream(SimpleNamespace(list_models=None), Texts(), as_json=False)  # type: ignore[arg-type]
     printed = capsys.readouterr()
     assert ended.value.exit_code == INTERRUPTED
     assert printed.out == "".join(f"<{number}>" for number in range(interrupted + 1))

@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
+from benchmarks.translation import permuted
 from slipstream.cli import app
 from slipstream.cli.operations import NOT_WORTH_IT
 from slipstream.cli.pair_check import PROMPTS, Calls, check_pair, first_right, run_rounds, write_text
@@ -21,7 +22,7 @@ from slipstream.cli.pair_report import render
 from slipstream.client.load.workload import Asked
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_info import ModelInfo
-from slipstream.proposers.base import ProposerSettings, open_proposer
+from slipstream.proposers.base import Proposal, ProposerSettings, open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import shipped_model
 from tests.checkpoints import save_checkpoint, save_tokenizer
@@ -39,7 +40,7 @@ def test_the_draft_that_is_the_target_is_always_right() -> None:
     calls = Calls()
     rounds = list(run_rounds(opened, text, 35, None, sampling, "all", calls))
     assert all(each.accepted == each.proposed > 0 for each in rounds)
-    assert calls.rounds == len(rounds) and calls.count >= sum(each.proposed for each in rounds)
+    assert calls.rounds == len(rounds) and len(calls.seconds) >= sum(each.proposed for each in rounds)
     assert sum(each.accepted for each in rounds) + len(rounds) >= len(text) - 35
 
 
@@ -248,3 +249,53 @@ def test_the_first_candidate_is_judged_at_every_place(tmp_path: Path) -> None:
     opened = open_proposer("model", ProposerSettings(model=TARGET, target=TARGET, dtype="float32", kv_tokens=2048))
     text, _ = write_text(engine, list(range(5, 40)), 20, sampling, None)
     assert first_right(opened, text, 35, None, sampling) == [True] * (len(text) - 35)
+
+
+def test_other_work_on_the_machine_and_the_prompt_count_for_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes 2 ms, one that reads the prompt a second, and every seventh waits half a second for its core."""
+    from slipstream.cli import pair_check
+
+    now, made, closed = [0.0], [0], list[object]()
+    known = set[object]()
+
+    def propose(views: list[Any]) -> list[Proposal]:
+        made[0] += 1
+        now[0] += (0.002 if views[0].handle in known else 1.0) + 0.5 * (made[0] % 7 == 0)
+        known.add(views[0].handle)
+        return [Proposal([], 0)]
+
+    proposer = SimpleNamespace(propose=propose, close_sequence=closed.append)
+    opened: Any = SimpleNamespace(proposer=proposer, depth=1, hidden=None, model=SimpleNamespace(fingerprint=""))
+    monkeypatch.setattr(pair_check.time, "perf_counter", lambda: now[0])
+
+    def rounds_of(calls: Calls) -> Any:
+        return run_rounds(opened, list(range(60)), 10, None, SamplingParams(temperature=0.0), "all", calls)
+
+    assert pair_check.call_seconds(rounds_of) == pytest.approx(0.002)
+    assert set(closed) == known and len(known) == pair_check.TRIES
+
+
+def test_a_draft_with_other_tokens_is_measured_as_it_translates_and_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped draft under other token ids is right as often as without; few places and no gain are enough here."""
+    monkeypatch.setattr("training.verdict.LEAST_PLACES", 10)
+    monkeypatch.setattr("training.verdict.LEAST_GAIN", 0.0)
+    shuffled = str(permuted(Path(DRAFT), tmp_path / "permuted"))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": PROMPTS[0].prompt, "max_tokens": 12}))
+    command = ["doctor", "--target", TARGET, "--draft", shuffled, "--prompts", str(file), "--dtype", "float32"]
+    run = CliRunner()
+    assert run.invoke(app, command).exit_code == 1  # wrong, without weights
+    shown = run.invoke(app, [*command, "--translate"])
+    assert shown.exit_code == 0 and " tokens, translated" in shown.output, shown.output
+    assert shown.output.splitlines()[-1].startswith("ship: ")
+
+
+@pytest.mark.parametrize("method", ["model", "eagle"])
+def test_a_method_without_its_model_is_refused_in_the_words_of_the_command(method: str, tmp_path: Path) -> None:
+    """No shipped draft has this tokenizer."""
+    save_checkpoint("llama", tmp_path, vocab_size=64, num_hidden_layers=1)
+    save_tokenizer(tmp_path, 64)
+    refused = CliRunner().invoke(app, ["doctor", "--target", str(tmp_path), "--drafter", method])
+    assert refused.exit_code == 1 and "--draft" in refused.output and "--drafter suffix" in refused.output

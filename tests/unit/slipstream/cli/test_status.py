@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from slipstream.cli.status import StepRates, fleet_table, model_lines, state_of
+from slipstream.cli.status import StepRates, fleet_table, model_lines, state_of, store_line
 from slipstream.v1 import gateway_pb2, types_pb2, worker_pb2
 
 MODEL = types_pb2.ModelInfo(name="toy")
@@ -39,10 +40,26 @@ def test_a_drafter_that_is_away_and_a_pause_are_told() -> None:
         gateway_pb2.ServedDrafter(name="ngram"),
         gateway_pb2.ServedDrafter(name="model", model=MODEL, away=True),
     ]
-    served = gateway_pb2.ServedModel(model=MODEL, verifiers=2, drafters=drafters, paused_verifiers=1)
+    drafters[0].replicas, drafters[0].replicas_away, drafters[1].replicas_away = 2, 1, 1
+    served = gateway_pb2.ServedModel(
+        model=MODEL, verifiers=2, verifiers_away=1, drafters=drafters, paused_verifiers=1, pause_causes=["slower"]
+    )
     first, ngram, model, pause = model_lines([served])
-    assert first.startswith("toy: 2 verifiers") and ngram == "  ngram (no model): drafts"
-    assert model == "  model (toy): away" and pause.startswith("  drafting pauses on 1 of 2:")
+    assert first.startswith("toy: 2 verifiers, 1 away,") and ngram == "  ngram (no model): drafts, 2 of 3 replicas"
+    assert model == "  model (toy): away"
+    assert pause == "  drafting pauses on 1 of 2: trials found fewer tokens a second with drafting"
+
+
+@pytest.mark.parametrize(
+    ("store", "line"),
+    [
+        ({"kind": "redis", "answers": True}, "session store: redis, answers"),
+        ({"kind": "redis"}, "session store: redis, AWAY: sessions wait, and are refused"),
+        ({}, "session store: not known"),
+    ],
+)
+def test_the_state_of_the_store_is_a_line(store: dict[str, Any], line: str) -> None:
+    assert store_line(gateway_pb2.SessionStoreState(**store)) == line
 
 
 def test_rates_are_of_workers_that_both_looks_have_and_that_did_not_begin_anew() -> None:
