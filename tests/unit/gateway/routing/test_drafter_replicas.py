@@ -83,9 +83,13 @@ def test_a_model_is_listed_with_drafters_that_are_away_and_verifiers_that_pause(
         drafter._watch.model = TARGET
     failing.breaker.failed(object(), types_pb2.Failure(reason="PROTOCOL"), fleet.now)
     known = {"model": TARGET, "weights": "w", "started_ms": 1, "arithmetic": "w/float32"}
-    fleet.router.verifiers += [MagicMock(VerifierWorker, paused=paused, **known) for paused in (True, False)]
+    states = (("slow", True), ("", True), ("", False))
+    fleet.router.verifiers += [
+        MagicMock(VerifierWorker, pause_cause=cause, present=present, **known) for cause, present in states
+    ]
     [served] = fleet.router.list_models().models
-    assert (served.verifiers, served.paused_verifiers) == (2, 1)
+    assert (served.verifiers, served.verifiers_away, served.paused_verifiers) == (2, 1, 1)
+    assert served.pause_causes == ["slow"]
     assert {each.name: each.away for each in served.drafters} == {"model": False, "ngram": True, "later": False}
 
 
