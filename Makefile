@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export GRPC_VERBOSITY := ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled sanitize test-install test-vllm test-gpu test-all real-model test-real test-clients isolation fuzz chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled sanitize test-install test-vllm test-gpu test-cluster test-all real-model test-real test-clients isolation fuzz chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +104,11 @@ test-vllm: setup setup-vllm ## The verifier on vLLM's CPU build (under 6 minutes
 
 test-gpu: setup ## The embedded engine on a GPU (on a machine with CUDA)
 	GPU_REQUIRED=1 $(BIN)/python -m pytest -q tests/gpu
+
+# KUBEBUILDER_ASSETS=FOLDER: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, otelcol and jaeger. As root, with
+# kubectl, npm, iproute2, util-linux and a Valkey or Redis; what is missing is named, and fails it.
+test-cluster: setup ## The manifests on a real Kubernetes control plane, pods as processes (KUBEBUILDER_ASSETS=FOLDER)
+	$(BIN)/python -m tests.cluster
 
 # SPEC_BENCH=FOLDER: prompts of its spec_bench.jsonl and humaneval_prompts.jsonl instead of a dozen of the tests' own.
 test-real: setup ## The real model and deep random ones, whole (hours; SPEC_BENCH=FOLDER: others' prompts)

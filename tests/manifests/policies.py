@@ -79,6 +79,12 @@ def drain_s(workload: Workload, documents: Documents) -> float:
     return config.grace_s + LAST_SEND_S + FLUSH_S
 
 
+def pre_stop_s(workload: Workload) -> int:
+    """Seconds before SIGTERM."""
+    hook = workload.spec["containers"][0].get("lifecycle", {}).get("preStop", {})
+    return int(hook.get("sleep", {}).get("seconds", 0))
+
+
 def names_are_settings(documents: Documents) -> Iterator[str]:
     """Every name is a setting of the role, and every setting that has no default is there."""
     for workload in (each for each in workloads(documents) if each.reads_settings_of):
@@ -187,8 +193,7 @@ def clients_come_by_grpc_and_http(documents: Documents) -> Iterator[str]:
 
 def there_is_time_to_drain(documents: Documents) -> Iterator[str]:
     for workload in roles(documents):
-        first = workload.spec["containers"][0]
-        sleep = first.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        sleep = pre_stop_s(workload)
         needed = sleep + drain_s(workload, documents)
         if workload.spec.get("terminationGracePeriodSeconds", 30) <= needed:
             yield f"{workload.name} is killed before the {needed:g} s that its end may take"
@@ -203,10 +208,7 @@ def balancers_send_nothing_to_closed_ports(documents: Documents) -> Iterator[str
         if not any(selector.items() <= workload.labels.items() for selector in balanced):
             continue
         config = settings(workload, documents)
-        sleep = (
-            workload.spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        )
-        if sleep < BALANCER_S or config.grace_s < STREAM_S:
+        if pre_stop_s(workload) < BALANCER_S or config.grace_s < STREAM_S:
             yield f"{workload.name} ends while a balancer still sends to it, or streams through it last"
 
 

@@ -4,6 +4,7 @@ of them allows, all others may do everything; a connection needs both ends."""
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,9 +26,9 @@ class Place:
 
 
 def pods(documents: Documents) -> dict[str, Place]:
-    """Of everything rendered, by the name of what runs them."""
+    """Of everything rendered, by the name of what runs them, without a hash."""
     return {
-        workload.name: Place(f"10.244.0.{number}", "slipstream", workload.labels)
+        re.sub("-[0-9a-z]{10}$", "", workload.name): Place(f"10.244.0.{number}", "slipstream", workload.labels)
         for number, workload in enumerate(workloads(documents), 1)
     }
 

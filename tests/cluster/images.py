@@ -1,0 +1,57 @@
+"""What an image runs, and what stands for models that this machine cannot fetch or compute."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.cluster.programs import program, store
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_IMAGE = "/opt/slipstream"
+"""Where an image has the repository's models."""
+EMULATED = {
+    "VERIFIER_MODEL": "emulated:base_ms=30&token_ms=0.2&vocabulary=4096",
+    "DRAFTER_MODEL": "emulated:base_ms=4&acceptance=0.9&vocabulary=4096",
+    "GATEWAY_TOKENIZER": str(ROOT / "models" / "target"),
+    "VERIFIER_DEVICE": "cpu",
+    "DRAFTER_DEVICE": "cpu",
+    "VERIFIER_DTYPE": "auto",
+    "DRAFTER_DTYPE": "auto",
+}
+"""By variable, where it is there."""
+
+
+def command(image: str) -> list[str]:
+    """Of an image that names none itself."""
+    name = re.split("[@:]", image.rsplit("/", 1)[-1])[0]
+    if name == "valkey":
+        return []
+    if name in ("jaeger", "opentelemetry-collector-contrib"):
+        return [program("jaeger" if name == "jaeger" else "otelcol")]
+    module = {"gateway": "gateway", "drafter": "drafter_svc", "verifier": "verifier_svc"}[name]
+    return [sys.executable, "-m", module]
+
+
+def environment(values: Mapping[str, str]) -> dict[str, str]:
+    """A container's variables, as this machine can serve them."""
+    shipped = [name for name, value in values.items() if value.startswith(IN_IMAGE)]
+    if shipped:
+        return {name: value.replace(IN_IMAGE, str(ROOT)) for name, value in values.items()}
+    changed = {name: EMULATED[name] for name in values.keys() & EMULATED.keys()}
+    measured = {"VERIFIER_MEASURE_S": "0.2"} if "VERIFIER_MODEL" in values else {}
+    return {**values, **changed, **measured}
+
+
+def store_commands(folder: Path) -> None:
+    """`valkey-server` and `valkey-cli` in the folder, whichever store this machine has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server, cli = store()
+    for name, line in {
+        "valkey-server": f'exec {server} "$@"',
+        "valkey-cli": f'REDISCLI_AUTH=$VALKEYCLI_AUTH exec {cli} "$@"',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)

@@ -1,0 +1,89 @@
+"""The overlay `local` with the shipped models and two of each role: accepted, ready, and not disturbed by rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.api import Object, wait
+from tests.cluster.cluster import PATIENCE, Cluster
+
+NAMESPACE = "slipstream"
+ROLES = ("drafter-model", "drafter-ngram", "drafter-suffix", "verifier", "gateway")
+READY_S = 60.0
+ROLLOUT_S = 180.0
+LOST_S = 30
+"""The tolerations of the manifests."""
+
+
+@pytest.fixture(scope="module")
+def local(kubernetes: Cluster) -> Iterator[Cluster]:
+    kubernetes.namespace(NAMESPACE)
+    yield kubernetes
+    kubernetes.away(NAMESPACE)
+
+
+def test_it_is_accepted_and_a_second_apply_changes_nothing(local: Cluster) -> None:
+    for _ in range(2):
+        assert "Warning" not in local.kubectl("apply", "--server-side", "-k", "k8s/overlays/local")
+    local.kubectl("diff", "--server-side", "-k", "k8s/overlays/local")
+
+
+def test_it_is_ready_within_a_minute(local: Cluster) -> None:
+    print(f"ready after {local.wait_available(NAMESPACE, READY_S):.0f} s")
+
+
+def test_a_restart_of_each_role_disturbs_no_request_and_changes_no_text(local: Cluster) -> None:
+    """Two of each role, since this overlay replaces one pod after the other; in the shipped models' own arithmetic."""
+    for name in ("gateway", "verifier"):
+        local.kubectl("-n", NAMESPACE, "scale", "deployment", name, "--replicas=2")
+    local.wait_available(NAMESPACE, ROLLOUT_S)
+    with local.load(NAMESPACE) as seen:
+        for name in ROLES:
+            local.kubectl("-n", NAMESPACE, "rollout", "restart", f"deployment/{name}")
+            local.wait_available(NAMESPACE, ROLLOUT_S)
+    print(seen)
+    assert seen["done"] > len(ROLES)
+    assert (seen["errors"], seen["changed"]) == ({}, [])
+
+
+def test_gateways_whose_store_is_wrong_replace_none_that_works(local: Cluster) -> None:
+    before = _names(local, "gateway")
+    with local.load(NAMESPACE) as seen:
+        local.kubectl("-n", NAMESPACE, "set", "env", "deployment/gateway", "GATEWAY_STORE=redis://nowhere:6379/0")
+        wait(lambda: _names(local, "gateway") - before, "a new gateway starts", 30.0)
+        out = local.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/gateway", "--timeout=30s", fails=True)
+        local.kubectl("-n", NAMESPACE, "rollout", "undo", "deployment/gateway")
+        local.wait_available(NAMESPACE, ROLLOUT_S)
+    assert "timed out" in out
+    assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, [])
+    assert _names(local, "gateway") & before
+
+
+def test_pods_of_a_lost_node_are_replaced_after_half_a_minute(local: Cluster) -> None:
+    nodes = {pod["spec"]["nodeName"] for pod in local.pods(NAMESPACE).values()}
+    node = next(iter(nodes - {local.pods(NAMESPACE)["redis-0"]["spec"]["nodeName"]}))  # whose volume stays where it is
+    there = {name for name, pod in local.pods(NAMESPACE).items() if pod["spec"]["nodeName"] == node}
+    with local.load(NAMESPACE) as seen:
+        local.kubelet.lose(node)
+        seconds = wait(lambda: not there & _staying(local), f"{there} are given up", 2 * LOST_S * PATIENCE)
+        local.wait_available(NAMESPACE, ROLLOUT_S)
+    print(f"given up after {seconds:.0f} s", seen)
+    assert seconds >= LOST_S - 2 and there
+    assert seen["changed"] == []  # requests that began on what is lost may fail
+    assert all(pod["spec"]["nodeName"] != node for pod in local.pods(NAMESPACE).values() if _runs(pod))
+
+
+def _names(cluster: Cluster, name: str) -> set[str]:
+    """Of pods that have not been deleted."""
+    found = cluster.pods(NAMESPACE).items()
+    return {each for each, pod in found if pod["metadata"]["labels"]["app.kubernetes.io/name"] == name and _runs(pod)}
+
+
+def _runs(pod: Object) -> bool:
+    return "deletionTimestamp" not in pod["metadata"]
+
+
+def _staying(cluster: Cluster) -> set[str]:
+    return {name for name, pod in cluster.pods(NAMESPACE).items() if _runs(pod)}
