@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.devices import upload
 from slipstream.engine.sampler.coupled_sampling import choose
 from slipstream.engine.sampler.logits_processor import Cuts, forbid, logprobs, sharpen
 from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, first_rows, leading, reject
@@ -57,7 +58,7 @@ class Batch:
     """[N] False for prefills that go on."""
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array.copy()).to(self.logits.device, non_blocking=True)
+        return upload(torch.from_numpy(array.copy()), self.logits.device)
 
     def rows_of(self, names: Any, requests: Indices, depths: Indices) -> Indices:
         """The rows of requests that are given by their index in `names`."""
@@ -134,7 +135,7 @@ class StepSampler:
         lengths = self._runner.input_batch.num_tokens_no_spec[:size].astype(np.int64)
         names = list(self._runner.input_batch.req_ids[:size])
         behind = torch.full((len(owners),), NO_DRAFT, dtype=torch.int64, device=logits.device)
-        behind[torch.from_numpy(np.flatnonzero(depths < counts[owners])).to(logits.device)] = drafts.long()
+        behind[upload(torch.from_numpy(np.flatnonzero(depths < counts[owners])), logits.device)] = drafts.long()
         decided = ~self._runner.discard_request_mask.np[:size]
         positions = lengths[owners] + depths
         return Batch(names, logits.float(), counts, behind, starts, owners, depths, positions, decided)
