@@ -6,7 +6,8 @@ and to the host, the places where the host waits for the device, and the bytes t
 measured, and nothing runs beside anything else.
 
 An operator of torch is one launch, fused attention too; on a GPU some of them (`topk`, `sort`, `index_put_` that adds
-up) are several. The device's name is `meta`, which any build of torch knows; unlike its own tensors these have numbers.
+up) are several. Kernels of our own run in Triton's interpreter; their bytes are those at different addresses that each
+program loads and stores. The device's name is `meta`, which any build of torch knows; unlike its own tensors these have numbers.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from slipstream.engine.kernels.triton_launch import launch
 
 DEVICE = torch.device("meta")
 _SHAPED_BY_VALUES = {"nonzero", "masked_select", "unique_dim", "_unique2"}
@@ -136,6 +141,33 @@ class VirtualGPU(TorchDispatchMode):
             Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else Remote(tensor), result
         )
 
+    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Runs a kernel of Triton."""
+        self.work.launches[kernel.__name__] += 1
+        with self._counting_bytes():
+            launch(kernel, grid, *_inner(args), **constants)
+
+    @contextmanager
+    def _counting_bytes(self) -> Iterator[None]:
+        from triton.runtime.interpreter import interpreter_builder as builder
+
+        load, store = builder.create_masked_load, builder.create_masked_store
+
+        def counted_load(pointers: Any, mask: Any, *rest: Any) -> Any:
+            loaded = load(pointers, mask, *rest)
+            self.work.bytes += len(np.unique(pointers.data[mask.data])) * loaded.data.itemsize
+            return loaded
+
+        def counted_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            self.work.bytes += int(np.count_nonzero(mask.data)) * value.data.itemsize
+            return store(pointers, value, mask, *rest)
+
+        builder.create_masked_load, builder.create_masked_store = counted_load, counted_store
+        try:
+            yield
+        finally:
+            del builder.create_masked_load, builder.create_masked_store
+
     def _count(self, func: Any, name: str, given: tuple[Any, Any], result: Any) -> None:
         tensors = list(_tensors(given))
         if name in _COPIES and self._crossed(name, given, tensors):
@@ -185,6 +217,8 @@ class _Python(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is launch:
+            return self._device.launch(*args, **kwargs)
         if func is torch.tensor and kwargs.get("device") == DEVICE:  # on `meta` it would fill nothing in
             return func(*args, **(kwargs | {"device": "cpu"})).to(DEVICE)
         if func is Tensor.tolist and isinstance(args[0], Remote):
