@@ -3,10 +3,11 @@
 usage: python -m benchmarks.launches     (fails if a step exceeds its budget)
 
 Passes of the shipped target (sessions x tokens, after 256 tokens of context), calls of the shipped draft model's
-proposer for 8 sessions, and sampling steps of vLLM's workers: 8 requests of 8 candidates, 32,000 tokens in the
-vocabulary, bf16 logits. Everything runs on a `benchmarks.virtual_gpu.VirtualGPU`, where an operator of torch is one
-launch. Waits are the places where the host stops until the device has done all that it was given: every copy to the
-host is one, so a call that returns tokens waits at least once. Bytes are those that launches read and write, as a
+proposer for 8 sessions, and sampling steps of vLLM's workers: 2 requests of 3 candidates, 32,000 tokens in the
+vocabulary, bf16 logits; with more requests there are as many launches. Everything runs on a
+`benchmarks.virtual_gpu.VirtualGPU`, where an operator of torch is one launch. Waits are the places where the host stops
+until the device has done all that it was given: every copy to the host is one, so a call that returns tokens waits at
+least once; what a sampling step decides is copied by the caller. Bytes are those that launches read and write, as a
 multiple of the bytes of the logits that are sampled from.
 """
 
@@ -55,7 +56,9 @@ SAMPLINGS = {
     ),
 }
 PROPOSED = ("greedy", "T", "top-p")
-REQUESTS, CANDIDATES, VOCABULARY = 8, 8, 32_000
+SESSIONS = 8
+"""That are proposed for."""
+REQUESTS, CANDIDATES, VOCABULARY = 2, 3, 32_000
 
 
 class Budget(NamedTuple):
@@ -80,12 +83,12 @@ BUDGETS = {
     "propose, T, levels: 4": Budget(560, 36, 4),
     "propose, top-p, levels: 1": Budget(190, 11, 1),
     "propose, top-p, levels: 4": Budget(760, 44, 4),
-    "sampling, greedy": Budget(25, 4, 0, 6),
-    "sampling, T": Budget(70, 6, 0, 220),
-    "sampling, top-p": Budget(120, 8, 0, 310),
-    "sampling, top-k, top-p, min-p": Budget(120, 9, 0, 260),
-    "sampling, penalties": Budget(96, 15, 0, 290),
-    "sampling, mask": Budget(80, 8, 0, 240),
+    "sampling, greedy": Budget(12, 2, 0, 3),
+    "sampling, T": Budget(12, 2, 0, 3),
+    "sampling, top-p": Budget(12, 2, 0, 3),
+    "sampling, top-k, top-p, min-p": Budget(12, 2, 0, 3),
+    "sampling, penalties": Budget(12, 4, 0, 3),
+    "sampling, mask": Budget(12, 2, 0, 3),
 }
 
 
@@ -141,7 +144,7 @@ def proposals(gpu: VirtualGPU) -> dict[str, Work]:
         for name in PROPOSED:
             for levels in LEVELS:
                 for length in (100, 101):
-                    contexts = [_context(f"{name} {levels} {at}", length, name, levels) for at in range(REQUESTS)]
+                    contexts = [_context(f"{name} {levels} {at}", length, name, levels) for at in range(SESSIONS)]
                     gpu.take()
                     answers = proposer.propose(contexts)
                     assert all(isinstance(each, Proposal) and each.levels == levels for each in answers)
@@ -164,19 +167,18 @@ def _context(handle: str, length: int, name: str, levels: int) -> ProposerContex
 
 @torch.inference_mode()
 def sampling_steps(gpu: VirtualGPU) -> dict[str, Work]:
-    """The second step of each kind: deciding, and what the host then reads beside the tokens."""
+    """Deciding; the host then reads the results once."""
     found = {}
     for name in (*SAMPLINGS, "mask"):
         with gpu:
             sampler = _sampler(SAMPLINGS["T" if name == "mask" else name])
-            for _ in range(2):
-                sampler.start_sampling(_masks() if name == "mask" else None)
-                logits = Remote((4 * torch.randn(REQUESTS * (CANDIDATES + 1), VOCABULARY)).bfloat16())
-                drafts = Remote(torch.randint(VOCABULARY, (REQUESTS * CANDIDATES,)))
-                gpu.take()
-                sampler.decide(logits, np.full(REQUESTS, CANDIDATES), drafts)
-                work = gpu.take()
-                sampler.take_sampled()
+            sampler.start_sampling(_masks() if name == "mask" else None)
+            logits = Remote((4 * torch.randn(REQUESTS * (CANDIDATES + 1), VOCABULARY)).bfloat16())
+            drafts = Remote(torch.randint(VOCABULARY, (REQUESTS * CANDIDATES,)))
+            gpu.take()
+            sampler.decide(logits, np.full(REQUESTS, CANDIDATES), drafts)
+            work = gpu.take()
+            sampler.take_sampled()
             found[f"sampling, {name}"] = work
     return found
 

@@ -7,7 +7,8 @@ measured, and nothing runs beside anything else.
 
 An operator of torch is one launch, fused attention too; on a GPU some of them (`topk`, `sort`, `index_put_` that adds
 up) are several. Kernels of our own run in Triton's interpreter; their bytes are those at different addresses that each
-program loads and stores. The device's name is `meta`, which any build of torch knows; unlike its own tensors these have numbers.
+program loads and stores. The device's name is `meta`, which any build of torch knows; unlike its own tensors these have
+numbers.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Work:
     """By operator."""
     to_device: int = 0
     """Copies."""
+    bytes_to_device: int = 0
+    """Copied."""
     to_host: int = 0
     """Copies, single values too."""
     waits: Counter[str] = field(default_factory=Counter)
@@ -202,6 +205,7 @@ class VirtualGPU(TorchDispatchMode):
 
     def _send(self, source: Tensor, blocking: bool) -> None:
         self.work.to_device += 1
+        self.work.bytes_to_device += source.nbytes
         if blocking:
             self.work.waits["copy to the device"] += 1
         elif not hasattr(source, _PINNED):

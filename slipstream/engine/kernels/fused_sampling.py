@@ -2,9 +2,10 @@
 argmax, and acceptance along chains. What they compute, and when it is what torch's operators compute, says
 `slipstream.engine.sampler.fused`, which launches them.
 
-`count` counts what was decided. `survey` looks at all logits once, `prepare` makes of that what a row's blocks need to know, `race` looks at them again:
+`survey` looks at all logits once, `prepare` makes of that what a row's blocks need to know, `race` looks at them again:
 it decides rows without top-k and top-p, of others it gathers the tokens that may stay. `cut` decides those. `accept`
-follows the chains. Rows are [R, V]; a block is BLOCK tokens of a row, a group GROUP of them.
+follows the chains, `count` counts what was decided. Rows are [R, V]; a block is BLOCK tokens of a row, a group GROUP of
+them.
 
 Reductions are written out, as the interpreter knows them; a kernel has as many cases as it has rows of different kinds.
 """
@@ -247,17 +248,24 @@ def race(
 
 
 @jit
-def _some(read, gathered, row, start, count, offset, temperature, size, stride, CHUNK: tl.constexpr):
-    """CHUNK of a row's tokens that may stay, and their ids: of those gathered, or where these had no room, of all."""
-    values, tokens, capacity = gathered
-    at = start + tl.arange(0, CHUNK)
+def _some(read, gathered, row, at, count, offset, temperature, size, stride):
+    """Logits of a row's tokens that may stay: of those gathered, or where these had no room, of all."""
+    values, _, capacity = gathered
     if count <= capacity:
         x = tl.load(values + row * capacity + at, mask=at < count, other=float("-inf"))
-        ids = tl.load(tokens + row * capacity + at, mask=at < count, other=NOBODY)
     else:
         x = tl.div_rn(_adjusted(read, row, at, size, stride) - offset, temperature)
-        ids = at
-    return x, ids
+    return x
+
+
+@jit
+def _ids(gathered, row, at, count):
+    """Whose logits these are."""
+    _, tokens, capacity = gathered
+    ids = at
+    if count <= capacity:
+        ids = tl.load(tokens + row * capacity + at, mask=at < count, other=NOBODY)
+    return ids
 
 
 @jit
@@ -272,9 +280,10 @@ def _largest(
         least = _value(limits.to(tl.int32))
         reached = tl.full((WAYS,), 0, tl.int64)
         for start in range(0, length, CHUNK):
-            x, ids = _some(read, gathered, row, start, count, offset, temperature, size, stride, CHUNK)
+            at = start + tl.arange(0, CHUNK)
+            x = _some(read, gathered, row, at, count, offset, temperature, size, stride)
             if KIND == TIES:
-                inside = (x == tie)[None, :] & ((0 - ids)[None, :] >= limits[:, None])
+                inside = (x == tie)[None, :] & ((0 - _ids(gathered, row, at, count))[None, :] >= limits[:, None])
                 reached += tl.reduce(inside.to(tl.int64), 1, tl.standard._sum_combine)
             elif KIND == MASS:
                 weights = tl.where(x[None, :] >= least[:, None], _weight(x - peak)[None, :], 0)
@@ -293,7 +302,8 @@ def _tally(read, gathered, row, length, count, offset, temperature, peak, size, 
     """Tokens above a logit, what they weigh, and tokens that equal it."""
     above, mass, ties = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     for start in range(0, length, CHUNK):
-        x, ids = _some(read, gathered, row, start, count, offset, temperature, size, stride, CHUNK)
+        at = start + tl.arange(0, CHUNK)
+        x = _some(read, gathered, row, at, count, offset, temperature, size, stride)
         above += tl.reduce((x > limit).to(tl.int64), 0, tl.standard._sum_combine)
         mass += tl.reduce(tl.where(x > limit, _weight(x - peak), 0), 0, tl.standard._sum_combine)
         ties += tl.reduce((x == limit).to(tl.int64), 0, tl.standard._sum_combine)
@@ -322,6 +332,7 @@ def cut(
         highest = _key(peak).to(tl.int64)
         key = lowest
         room = tl.full((), NOBODY, tl.int64)
+        ties = tl.full((), 0, tl.int64)
         if ranked:
             key = _largest(
                 read, gathered, row, length, count, offset, temperature, peak, size, stride, lowest, highest,
@@ -364,7 +375,9 @@ def cut(
         score = tl.full((), float("-inf"), tl.float64)
         winner = tl.full((), NOBODY, tl.int32)
         for start in range(0, length, CHUNK):
-            x, ids = _some(read, gathered, row, start, count, offset, temperature, size, stride, CHUNK)
+            at = start + tl.arange(0, CHUNK)
+            x = _some(read, gathered, row, at, count, offset, temperature, size, stride)
+            ids = _ids(gathered, row, at, count)
             stays = ((x > limit) | ((x == limit) & (ids <= newest))) & (x >= floor)
             own_score, own_winner = _race(tl.where(stays, x - peak, float("-inf")), noise_key, ids)
             ahead = (own_score > score) | ((own_score == score) & (own_winner < winner))
@@ -379,8 +392,8 @@ def accept(
     settings, requests, drafts, best, winners, row_broken, emitted, flags, parts, width, total,
     PARTS: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N,). Each request's winners up to the first that is not the candidate behind its row, then PADDING; 0 for a
-    broken row, which ends it."""
+    """Grid (N,). Each request's winners up to the first that is not the candidate behind its row, then PADDING; 0 for
+    a broken row, which ends it."""
     request = tl.program_id(0).to(tl.int64)
     start, chain = tl.load(requests + 2 * request), tl.load(requests + 2 * request + 1)
     first = tl.load(settings + start * COLUMNS + FIRST)
@@ -409,7 +422,7 @@ def accept(
 
 @jit
 def count(places, emitted, counts, touched, size, width):
-    """Grid (K, width). Adds a session's emitted tokens [K, width] to the counts at its place; those below 0 are none."""
+    """Grid (K, width). Adds emitted tokens [K, width] to the counts at their sessions' places; none are below 0."""
     session = tl.program_id(0).to(tl.int64)
     token = tl.load(emitted + session * width + tl.program_id(1)).to(tl.int64)
     if token >= 0:

@@ -15,6 +15,8 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import tree_leaves
 
+WARPS = 8
+
 
 @cache
 def available() -> bool:
@@ -47,4 +49,4 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         handle_torch_function(launch, tensors, kernel, grid, *args, **constants)
         return
     with np.errstate(all="ignore"):  # of the interpreter; a GPU does not warn either
-        kernel[grid](*args, **constants, enable_fp_fusion=False)
+        kernel[grid](*args, **constants, enable_fp_fusion=False, num_warps=WARPS)

@@ -1,18 +1,17 @@
-"""`logits_processor.process` and `coupled_sampling.choose` for rows on a GPU, with acceptance along chains, in at most five
-launches that read the logits twice (greedy rows once) and wait for nothing.
+"""`logits_processor.process` and `coupled_sampling.choose` for rows on a GPU, with acceptance along chains, in at most
+five launches that read the logits twice (greedy rows once) and wait for nothing.
 
-The tokens are those of torch's operators on the same logits: arithmetic that could move a token is done in the same
-types and order, sums of weights apart. Three things may differ in the last bit, and so may the token where two scores
-or sums are as near as that:
+The tokens are those of torch's operators on the same logits: what could move a token is computed in the same types and
+the same order. Two things may differ in the last bits, and so may a token where two scores or sums are as near as that:
 
-- the logarithms of the noise, in float64. CPU, GPU and Triton's interpreter each have their own; two scores that are
-  1e-15 apart are as good as never the best two of a row.
-- the exponentials that top-p adds up: float32 here, rounded to 2^-44 of the largest, and float64 or float32 there. So
-  the smallest set whose mass reaches p may end a token earlier or later, once in about 10^5 rows; that token is then the
-  chosen one as seldom as it is likely.
-- torch's own reductions on a GPU do not matter: maxima and counts are exact.
+- The logarithms of the noise, in float64: CPU, GPU and Triton's interpreter have their own. The best two scores of a
+  row are as good as never within 1e-15.
+- The exponentials that top-p adds up: here float32, rounded down to 2^-44 of the largest so that their sum does not
+  depend on its order, there float64 and float32. So a set may end one token earlier or later, at most once in thousands
+  of rows; that token is then the chosen one as seldom as it is likely, which at the end of a set is little.
 
-Equal logits, equal weights and equal scores are decided alike: by the lowest id.
+Equal logits, weights and scores are decided alike: by the lowest id. Sessions under a ratio rule want
+distributions, which these kernels do not write: torch computes them.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ SETTINGS = np.dtype(
     ]
 )
 """Of a row, as `slipstream.engine.kernels.fused_sampling` reads them. `key` names its noise; `greedy` rows have neutral
-cuts and temperature; `mask`: its row of the masks, or -1; `place`: its session's among the `Adjusted`, or -1; `first`: the
-index in the drafts of its chain's first candidate; `depth`: candidates before the row; `floor`: log min_p."""
+cuts and temperature; `mask`: its row of the masks, or -1; `place`: its session's among the `Adjusted`, or -1; `first`:
+the index in the drafts of its chain's first candidate; `depth`: candidates before the row; `floor`: log min_p."""
 MOST_TOKENS = 1 << 18
 """Of a vocabulary: more weights would not fit into 63 bits."""
 PADDING = -1
-BLOCK, GROUP, CHUNK, CAPACITY, WAYS = 4096, 128, 1024, 8192, 16
+BLOCK, GROUP, CHUNK, CAPACITY, WAYS = 4096, 128, 256, 8192, 64
 
 
 class Adjusted(NamedTuple):

@@ -11,7 +11,7 @@ from benchmarks import launches
 from benchmarks.virtual_gpu import VirtualGPU
 from slipstream.engine import devices
 from slipstream.engine.models import linear
-from slipstream.engine.sampler import logits_processor
+from slipstream.engine.sampler import fused
 from slipstream.proposers import node_choice
 
 
@@ -29,6 +29,9 @@ def test_proposals_stay_within_their_budgets() -> None:
 def test_sampling_steps_stay_within_their_budgets() -> None:
     found = launches.sampling_steps(VirtualGPU())
     assert len(found) == 6 and not launches.exceeded(found)
+    masks = launches.REQUESTS * (launches.CANDIDATES + 1) * launches.VOCABULARY // 8
+    for name, work in found.items():  # masks cross as bits
+        assert work.bytes_to_device - (masks if "mask" in name else 0) < 2048
 
 
 def test_every_step_has_a_budget() -> None:
@@ -56,11 +59,21 @@ def test_reading_back_each_result_alone_exceeds_the_budgets(monkeypatch: pytest.
 
 
 def test_reading_a_value_back_exceeds_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = logits_processor.sharpen
+    whole = fused.decide
 
-    def looking(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return whole(logits, *rest) if logits.isfinite().any() else logits
+    def looking(logits: torch.Tensor, *rest: Any) -> fused.Decided:
+        assert logits.isfinite().any()
+        return whole(logits, *rest)
 
-    monkeypatch.setattr("verifier_svc.execution.vllm.step_sampler.sharpen", looking)
+    monkeypatch.setattr(fused, "decide", looking)
     over = launches.exceeded(launches.sampling_steps(VirtualGPU()))
     assert sum("_local_scalar_dense" in each for each in over) == 6
+
+
+def test_without_kernels_each_sampling_step_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's operators take, which are left for sessions under a ratio rule: they do not wait either."""
+    monkeypatch.setattr(fused, "fuses", lambda logits: False)
+    over = launches.exceeded(launches.sampling_steps(VirtualGPU()))
+    for what in ("launches", "multiple"):
+        assert sum(f": {what} " in each for each in over) == 6
+    assert not any("waits" in each for each in over)
