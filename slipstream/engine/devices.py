@@ -1,4 +1,4 @@
-"""The device a model runs on, and copies of small tensors to it that do not block."""
+"""The device a model runs on, and copies of small tensors to it and back."""
 
 from __future__ import annotations
 
@@ -52,8 +52,18 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
     return _staged(host, device).to(device, non_blocking=True)
 
 
+def download(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one device on the CPU, by one copy: the host waits for each copy. Integers below 2^53 stay what they
+    are."""
+    if tensors[0].is_cpu:
+        return tensors
+    together = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu()
+    parts = together.split([tensor.numel() for tensor in tensors])
+    return tuple(part.view(each.shape).to(each.dtype) for part, each in zip(parts, tensors, strict=True))
+
+
 def _staged(host: Tensor, device: torch.device) -> Tensor:
     """In pinned memory for a GPU: a copy from ordinary memory would first wait for everything the device still has to
     do. The allocator does not reuse pinned memory before it was read.
     """
-    return host.pin_memory() if device.type == "cuda" else host
+    return host if device.type == "cpu" else host.pin_memory()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from slipstream.engine.devices import find_device
+from slipstream.engine.devices import find_device, upload
 from slipstream.engine.engine import HiddenStates
 from slipstream.engine.models.fast_dtype import dtype_on
 from slipstream.errors import SlipstreamError
@@ -159,10 +159,10 @@ class EagleProposer:
             bounds.append(bounds[-1] + count)
             if part.paths:
                 positions += [cache.end - 1 + len(path) for path in part.paths]
-                masks.append(cache.candidate_mask(part.paths, window).to(device))
+                masks.append(upload(cache.candidate_mask(part.paths, window), device))
             else:
                 positions += range(cache.end, cache.end + count)
-                masks.append(cache.text_mask(count, window).to(device))
+                masks.append(upload(cache.text_mask(count, window), device))
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             rows = [
@@ -171,9 +171,9 @@ class EagleProposer:
             ]
             return torch.cat(rows, dim=1)[None]
 
-        tokens = torch.tensor([[token for part in parts for token in part.tokens]], device=device)
+        tokens = upload(torch.tensor([[token for part in parts for token in part.tokens]]), device)
         hidden = torch.cat([part.hidden for part in parts])[None]
-        states = self._head(tokens, hidden, torch.tensor([positions], device=device), attend)[0]
+        states = self._head(tokens, hidden, upload(torch.tensor([positions]), device), attend)[0]
         for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
             cache = part.cache
             if part.paths:

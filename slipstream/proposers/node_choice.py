@@ -10,6 +10,7 @@ from operator import attrgetter
 
 import torch
 
+from slipstream.engine.devices import download, upload
 from slipstream.engine.sampler import coupled_sampling, draft_distribution, logits_processor
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import Internal, SlipstreamError
@@ -56,7 +57,7 @@ class NodeChooser:
                 continue
             some = [places[i] for i in chosen]
             propose = self._drawn if drawn else self._ranked
-            own = processed if len(some) == len(places) else processed[chosen]
+            own = processed if len(some) == len(places) else processed[upload(torch.tensor(chosen), rows.device)]
             for place, nodes in zip(some, propose(some, own), strict=True):
                 answer = answers[place.index]
                 if not nodes:
@@ -90,6 +91,7 @@ class NodeChooser:
         greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
         positions = [place.context.length + len(place.path) for place in places]
         tokens, confidences = coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
+        tokens, confidences = download(tokens, confidences)
         rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
         return [
             [ProposedNode(place.node, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
@@ -101,12 +103,14 @@ class NodeChooser:
         replacement."""
         ids, weights = draft_distribution.quantise(processed, self._proposal_tokens)
         contexts = [place.context for place in places]
-        weights[[context.sampling.greedy for context in contexts], 1:] = 0  # p is one-hot: so be q
+        one_hot = upload(torch.tensor([context.sampling.greedy for context in contexts]), ids.device)
+        weights[:, 1:].masked_fill_(one_hot[:, None], 0)  # where p is one-hot: so be q
         streams = [context.noise_stream for context in contexts]
         nodes = [place.context.noise_nodes[place.number] for place in places]
-        tokens = draft_distribution.draw(ids, weights, streams, nodes, self._width).tolist()
-        rows = zip(places, tokens, draft_distribution.pack(ids, weights), strict=True)
-        return [[] if q is None else siblings(place.node, drawn, q) for place, drawn, q in rows]
+        drawn = draft_distribution.draw(ids, weights, streams, nodes, self._width)
+        tokens, ids, weights = download(drawn, ids, weights)
+        rows = zip(places, tokens.tolist(), draft_distribution.pack(ids, weights), strict=True)
+        return [[] if q is None else siblings(place.node, row, q) for place, row, q in rows]
 
 
 @dataclass(slots=True)

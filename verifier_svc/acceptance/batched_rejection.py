@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.devices import upload
 from slipstream.engine.sampler import noise
 from slipstream.speculation.noise import Purpose
 
@@ -61,16 +62,16 @@ class Judged(NamedTuple):
 def reject(p: Tensor, chains: Chains, drawn: Drawn) -> Judged:
     """p: float64 [R, V], each row the target's processed distribution. Rows with NaN are never accepted."""
     device, size = p.device, len(chains.counts)
-    starts = torch.from_numpy(chains.starts).to(device)
+    starts = upload(torch.from_numpy(chains.starts), device)
     drafts, tokens = chains.drafts, chains.drafts.clamp(min=0)
     exists = drafts >= 0
-    rows, ids, weights = (torch.from_numpy(array).to(device) for array in drawn)
+    rows, ids, weights = (upload(torch.from_numpy(array), device) for array in drawn)
     empty = torch.zeros(len(p), dtype=torch.float64, device=device)
     totals = empty.index_add(0, rows, weights.double())
     own = empty.index_add(0, rows, torch.where(ids == drafts[rows], weights, 0).double())
     q = torch.where(totals > 0.0, own / totals, 1.0)
     lies = exists & (q <= 0.0)
-    coins = _uniform(chains, Purpose.ACCEPT).to(device)
+    coins = upload(_uniform(chains, Purpose.ACCEPT), device)
     reached = (p.gather(1, tokens[:, None])[:, 0] / q).clamp(max=1.0)
     accepted = exists & ~lies & (coins < reached)
 
@@ -79,7 +80,7 @@ def reject(p: Tensor, chains: Chains, drawn: Drawn) -> Judged:
     target, number = p[stop], torch.arange(size, device=device)
     # What does not apply is written into a row that is never read.
     left = torch.cat([target, target.new_zeros(1, p.shape[-1])])
-    owners = torch.from_numpy(np.repeat(np.arange(size), chains.counts + 1)).to(device)
+    owners = upload(torch.from_numpy(np.repeat(np.arange(size), chains.counts + 1)), device)
     owner = owners[rows]
     counts_here = (rows == stop[owner]) & rejected[owner]
     minus = (target[owner, ids] - weights / totals[rows]).clamp(min=0.0)
@@ -90,7 +91,7 @@ def reject(p: Tensor, chains: Chains, drawn: Drawn) -> Judged:
     is_last = np.zeros(len(p), np.bool_)
     is_last[chains.starts + chains.counts] = True
     keys = torch.from_numpy(is_last), _keys(chains, Purpose.BONUS), _keys(chains, Purpose.RESIDUAL)
-    scores = noise.gumbel(torch.where(*keys).to(device)[stop, None], torch.arange(p.shape[-1], device=device))
+    scores = noise.gumbel(upload(torch.where(*keys), device)[stop, None], torch.arange(p.shape[-1], device=device))
     return Judged(accepted, scores.add_(left.log_()).argmax(dim=-1), lies[stop])
 
 
@@ -103,8 +104,8 @@ def leading(accepted: Tensor, counts: Indices) -> Tensor:
     """bool [R], False on the last row of each chain, and candidates of each [N] -> int64 [N] how many are accepted
     before the first that is not."""
     columns = np.arange(int(counts.max(initial=0)) + 1)
-    at = torch.from_numpy(first_rows(counts)[:, None] + np.minimum(columns, counts[:, None])).to(accepted.device)
-    return accepted[at].cumprod(dim=-1).sum(dim=-1)
+    at = torch.from_numpy(first_rows(counts)[:, None] + np.minimum(columns, counts[:, None]))
+    return accepted[upload(at, accepted.device)].cumprod(dim=-1).sum(dim=-1)
 
 
 def _keys(chains: Chains, purpose: Purpose) -> Tensor:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from slipstream.engine.devices import download, upload
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.sampler.logits_processor import SampledRow, process
 from slipstream.engine.sampler.token_history import TokenHistory
@@ -112,7 +113,7 @@ def _follow(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResu
     else:
         rows = [row for start, stop in spans for row in range(start, stop)]
         choices = [-1] * len(logits)
-        likeliest = coupled_sampling.likeliest(logits[torch.tensor(rows, device=logits.device)])
+        likeliest = coupled_sampling.likeliest(logits[upload(torch.tensor(rows), logits.device)])
         for row, token in zip(rows, likeliest, strict=True):
             choices[row] = token
     return [_walked(case.selection, choices[start:stop]) for case, (start, stop) in zip(cases, spans, strict=True)]
@@ -144,7 +145,7 @@ def _level(walks: list[_Walk], logits: Tensor) -> None:
     walks, rows = _rows(walks)
     if not walks:
         return
-    index = torch.tensor([walk.case.first_row + 1 + walk.request.node for walk in walks], device=logits.device)
+    index = upload(torch.tensor([walk.case.first_row + 1 + walk.request.node for walk in walks]), logits.device)
     processed = process(logits[index].float(), rows)
     # Rows that want a distribution take part in `choose` as greedy ones: that finds the broken among them, and the
     # argmax.
@@ -155,6 +156,7 @@ def _level(walks: list[_Walk], logits: Tensor) -> None:
         [walk.case.sampling.seed for walk in walks],
         [walk.case.position + walk.case.selection.depth(walk.request.node) for walk in walks],
     )
+    tokens, broken = download(tokens, broken)
     answers = zip(walks, chooses, tokens.tolist(), broken.tolist(), processed, strict=True)
     for walk, chosen, token, is_broken, row in answers:
         if is_broken:

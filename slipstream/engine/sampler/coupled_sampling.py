@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.devices import upload
 from slipstream.engine.kernels.race import contenders
 from slipstream.engine.kernels.ranking import rank_likeliest, ranks
 from slipstream.engine.sampler import noise
@@ -32,7 +33,7 @@ _SPARSE = 0.25
 _STRIDE = 31
 """The fraction is estimated from every 31st token; a bad estimate costs time, never exactness."""
 _BLOCK = 1 << 15
-"""Draws per block on a CPU: their int64 scratch stays in the cache."""
+"""Draws per block: their int64 scratch stays in the cache."""
 _SCALE = 2.0**scalar.BITS
 _ONES = (1 << scalar.BITS) - 1
 _SHORTLIST = 256
@@ -56,11 +57,11 @@ def choose(
     sampled = np.flatnonzero(~np.asarray(greedy, np.bool_))
     if len(sampled):
         own = np.asarray(seeds, np.uint64)[sampled], np.asarray(positions, np.int64)[sampled]
-        keys = noise.keys(*own, Purpose.COUPLED).to(logits.device)
+        keys = upload(noise.keys(*own, Purpose.COUPLED), logits.device)
         if len(sampled) == len(logits):
             tokens = _race(logits, maxima, keys)
         else:
-            index = torch.from_numpy(sampled).to(logits.device)
+            index = upload(torch.from_numpy(sampled), logits.device)
             tokens[index] = _race(logits[index], maxima[index], keys)
     return tokens.masked_fill_(broken, -1), broken
 
@@ -98,10 +99,10 @@ def rank(
     width = min(logits.shape[-1], max(_SHORTLIST, count) if noisy else count)
     values, ids = _shortlist(logits, width)
     top = values.amax(dim=-1, keepdim=True)
-    pure = torch.tensor(greedy, dtype=torch.bool, device=logits.device)[:, None]
+    pure = upload(torch.tensor(greedy, dtype=torch.bool), logits.device)[:, None]
     scores = (values - top).double()
     if noisy:
-        keys = noise.keys(seeds, positions, Purpose.COUPLED).to(logits.device)
+        keys = upload(noise.keys(seeds, positions, Purpose.COUPLED), logits.device)
         scores += noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
     best, order = scores.topk(min(count, width), dim=-1)
     normaliser = (scores * sharpness).logsumexp(dim=-1, keepdim=True)
@@ -150,8 +151,14 @@ def _is_level(logits: Tensor) -> bool:
 
 
 def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
-    """[R, V], [R], keys [R] -> winners [R]; anything for broken rows."""
+    """[R, V], [R], keys [R] -> winners [R]; anything for broken rows.
+
+    On a GPU every token is scored: how many may win would have to be known on the host.
+    """
     shifted = logits - maxima[:, None]
+    if not shifted.is_cpu:
+        token_ids = torch.arange(logits.shape[-1], device=logits.device)
+        return noise.gumbel(keys[:, None], token_ids).add_(shifted).argmax(dim=-1)
     by_kernel = contenders(shifted, keys)
     if by_kernel is not None and by_kernel[0].tolist() == list(range(len(keys))):  # each is the only one of its row
         return by_kernel[1]
@@ -164,9 +171,7 @@ def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
 
 
 def _is_sparse(shifted: Tensor) -> bool:
-    """True if few tokens are within reach. Always False on a GPU: reading the answer would block, so it hashes all."""
-    if not shifted.is_cpu:
-        return False
+    """True if few tokens are within reach."""
     sample = shifted[:, ::_STRIDE] >= -_REACH
     return int(sample.count_nonzero()) < _SPARSE * sample.numel()
 
@@ -176,10 +181,9 @@ def _contenders(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     out.
     """
     rows, vocabulary = shifted.shape
-    token_ids = torch.arange(vocabulary, device=shifted.device)
+    token_ids = torch.arange(vocabulary)
     times = shifted.exp()
-    width = min(vocabulary, _BLOCK) if shifted.is_cpu else vocabulary
-    height = max(1, _BLOCK // vocabulary) if shifted.is_cpu else rows
+    width, height = min(vocabulary, _BLOCK), max(1, _BLOCK // vocabulary)
     for top, left in itertools.product(range(0, rows, height), range(0, vocabulary, width)):
         block = times[top : top + height, left : left + width]
         draws = noise.bits(keys[top : top + height, None], token_ids[left : left + width])
@@ -197,10 +201,7 @@ def _contenders_among_few(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor
 
 
 def _where(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the true entries; NumPy is many times faster at it than torch on a CPU."""
-    if not mask.is_cpu:
-        row, column = mask.nonzero(as_tuple=True)
-        return row, column
+    """Rows and columns of the true entries; NumPy is many times faster at it than torch."""
     flat = torch.from_numpy(np.flatnonzero(mask.numpy()))
     return flat // mask.shape[-1], flat % mask.shape[-1]
 

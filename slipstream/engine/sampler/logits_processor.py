@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.devices import upload
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.tokenizer.grammar import Mask
@@ -84,14 +85,14 @@ def sharpen(logits: Tensor, temperatures: npt.NDArray[np.float32], cuts: Cuts) -
     returned."""
     output = logits
     if (temperatures != 1.0).any():
-        output = _scale(output, torch.from_numpy(temperatures).to(logits.device))
+        output = _scale(output, upload(torch.from_numpy(temperatures), logits.device))
     rows = np.flatnonzero((cuts.top_k > 0) | (cuts.top_p < 1.0) | (cuts.floor > -math.inf))
     if not len(rows):
         return output
     if len(rows) == len(cuts.top_k):
         return _truncate(output, cuts)
     output = output.clone() if output is logits else output
-    index = torch.from_numpy(rows).to(logits.device)
+    index = upload(torch.from_numpy(rows), logits.device)
     output[index] = _truncate(output[index], Cuts(cuts.top_k[rows], cuts.top_p[rows], cuts.floor[rows]))
     return output
 
@@ -116,12 +117,20 @@ def _allow(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
 
 def forbid(logits: Tensor, rows: npt.NDArray[np.int64], masks: npt.NDArray[np.uint8]) -> Tensor:
     """A copy of the logits with -inf for the tokens whose bits are 0 in the masks of these rows."""
-    forbidden = np.unpackbits(masks, axis=-1, count=logits.shape[-1], bitorder="little") == 0
-    index = torch.from_numpy(rows).to(logits.device)
+    index = upload(torch.from_numpy(rows), logits.device)
     output = logits.clone()
     # Added, not filled in: NaN stays NaN, so that broken numbers are found.
-    output[index] += torch.where(torch.from_numpy(forbidden).to(logits.device), -math.inf, 0.0)
+    output[index] += torch.where(_unpack(masks, logits.shape[-1], logits.device), 0.0, -math.inf)
     return output
+
+
+def _unpack(masks: npt.NDArray[np.uint8], vocabulary: int, device: torch.device) -> Tensor:
+    """bool [M, V]; only the bits go to the device."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(masks, axis=-1, count=vocabulary, bitorder="little").view(np.bool_))
+    bits = upload(torch.from_numpy(masks), device)[:, :, None]
+    places = torch.arange(8, dtype=torch.uint8, device=device)
+    return (bits >> places).bitwise_and_(1).flatten(1)[:, :vocabulary].bool()
 
 
 def _adjust(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
@@ -144,10 +153,10 @@ def add_bias(logits: Tensor, sampling: SamplingParams) -> None:
     -inf, added as in `forbid`."""
     if sampling.allowed_token_ids:
         barred = torch.full_like(logits, -math.inf)
-        barred[torch.tensor(sampling.allowed_token_ids, device=logits.device)] = 0.0
+        barred[upload(torch.tensor(sampling.allowed_token_ids), logits.device)] = 0.0
         logits += barred
-    ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64, device=logits.device)
-    logits[ids] += torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=logits.device)
+    ids = upload(torch.tensor(list(sampling.logit_bias), dtype=torch.int64), logits.device)
+    logits[ids] += upload(torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32), logits.device)
 
 
 def _penalise(logits: Tensor, row: SampledRow) -> None:
@@ -155,7 +164,7 @@ def _penalise(logits: Tensor, row: SampledRow) -> None:
     tokens only.
     """
     sampling, history = row.sampling, row.history or TokenHistory(())
-    ids, counts, seen = (torch.from_numpy(array).to(logits.device) for array in history.tally(row.path))
+    ids, counts, seen = (upload(torch.from_numpy(array), logits.device) for array in history.tally(row.path))
     values = logits[ids]
     if sampling.repetition_penalty != 1.0:
         factor = sampling.repetition_penalty
@@ -173,7 +182,7 @@ def _truncate(logits: Tensor, cuts: Cuts) -> Tensor:
     if (((cuts.top_k > 0) & (cuts.top_k < vocabulary)) | (cuts.top_p < 1.0)).any():
         logits = _truncate_by_rank(logits, cuts)
     if (cuts.floor > -math.inf).any():
-        threshold = logits.amax(dim=-1) + torch.from_numpy(cuts.floor).to(logits.device)
+        threshold = logits.amax(dim=-1) + upload(torch.from_numpy(cuts.floor), logits.device)
         logits = logits.masked_fill(logits < threshold[:, None], -math.inf)
     return logits
 
@@ -182,10 +191,14 @@ def _truncate_by_rank(logits: Tensor, cuts: Cuts) -> Tensor:
     """top-k and top-p both keep a row's most likely n tokens; only n is found differently."""
     vocabulary, device = logits.shape[-1], logits.device
     ranked = (cuts.top_k > 0) & (cuts.top_k < vocabulary)
-    tops = torch.from_numpy(np.where(ranked, cuts.top_k, vocabulary)).to(device)
-    masses = torch.from_numpy(cuts.top_p).to(device)
+    tops = upload(torch.from_numpy(np.where(ranked, cuts.top_k, vocabulary)), device)
+    masses = upload(torch.from_numpy(cuts.top_p), device)
     needed = max(_SHORTLIST, int(np.where(ranked, cuts.top_k, 0).max()))
     width = min(vocabulary, needed)
+    if not logits.is_cpu:  # whether so many suffice would have to be known on the host
+        by_mass = (cuts.top_p < 1.0) & ~(ranked & (cuts.top_k <= width))
+        values = logits.sort(dim=-1, descending=True).values if by_mass.any() else logits.topk(width, dim=-1).values
+        return _keep(logits, values, _nucleus(values, logits, tops, masses))
     values = logits.topk(width, dim=-1).values
     counts = _nucleus(values, logits, tops, masses)
     output = _keep(logits, values, counts)
@@ -208,7 +221,7 @@ def _nucleus(values: Tensor, logits: Tensor, tops: Tensor, masses: Tensor) -> Te
     inside = torch.arange(width, device=values.device)[None, :] < tops[:, None]
     weights = weights.masked_fill(~inside, 0.0)
     total = _row_sums(weights)
-    if width < vocabulary and bool((tops > width).any()):
+    if width < vocabulary and logits.is_cpu and bool((tops > width).any()):
         whole = _row_sums((logits - values[:, :1]).exp_())
         total = torch.where(tops > width, whole, total)
     before = weights.cumsum(dim=-1) - weights
@@ -228,6 +241,11 @@ def _keep(logits: Tensor, values: Tensor, counts: Tensor) -> Tensor:
     last = last.masked_fill(whole[:, None], -math.inf)
     kept = ~(logits < last)
     spare = torch.where(whole, 0, kept.sum(dim=-1) - counts)
+    if not logits.is_cpu:  # where there are ties would have to be known on the host
+        equal = logits == last
+        room = equal.sum(dim=-1) - spare
+        kept &= ~(equal & (equal.cumsum(dim=-1) > room[:, None]))
+        return logits.masked_fill(~kept, -math.inf)
     tied = spare.nonzero().flatten()
     if len(tied):
         equal = logits[tied] == last[tied]

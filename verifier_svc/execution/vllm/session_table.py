@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.devices import upload
+from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.logits_processor import add_bias, log_min_p
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.vllm.messages import Indices, SessionParameters
@@ -47,35 +49,57 @@ class Adjustments:
         """[S, V] which tokens are in the prompt."""
         self.bias = torch.zeros(0, vocabulary, device=device)
         """float32 [S, V]"""
+        self.touched = torch.zeros(0, -(-vocabulary // 32), dtype=torch.int32, device=device)
+        """[S, ceil(V / 32)] bits, the lowest for the lowest token: those that any of the three concerns."""
+        self.allowed = torch.zeros(0, -(-vocabulary // 8), dtype=torch.uint8, device=device)
+        """[S, ceil(V / 8)] likewise: those that `bias` does not forbid."""
         self._free: list[int] = []
+
+    def fused(self) -> fused.Adjusted:
+        return fused.Adjusted(*self._arrays())
 
     def add(self, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> int:
         """Returns the session's place."""
         if not self._free:
             size = len(self.counts)
             grown = (torch.cat([each, each.new_zeros(max(4, size), each.shape[1])]) for each in self._arrays())
-            self.counts, self.prompt, self.bias = grown
+            self.counts, self.prompt, self.bias, self.touched, self.allowed = grown
             self._free = list(range(size, len(self.counts)))[::-1]
         place = self._free[-1]
         for array in self._arrays():
             array[place] = 0
         counts = np.bincount(np.array(output, np.int64), minlength=self.counts.shape[1]).astype(np.float32)
-        self.counts[place] = torch.from_numpy(counts)
-        self.prompt[place, torch.tensor(prompt, dtype=torch.int64)] = True
+        device = self.counts.device
+        self.counts[place] = upload(torch.from_numpy(counts), device)
+        self.prompt[place, upload(torch.tensor(prompt, dtype=torch.int64), device)] = True
         if sampling.biased:
             add_bias(self.bias[place], sampling)
+        concerned = _bits([*prompt, *output, *sampling.logit_bias], 32 * self.touched.shape[1])
+        self.touched[place] = upload(torch.from_numpy(concerned.view(np.int32)), device)
+        allowed = _bits(sampling.allowed_token_ids or slice(None), 8 * self.allowed.shape[1])
+        self.allowed[place] = upload(torch.from_numpy(allowed), device)
         return self._free.pop()
 
     def remove(self, place: int) -> None:
         self._free.append(place)
 
     def count(self, places: Tensor, tokens: Tensor) -> None:
-        """Adds decided tokens [K, width] to the counts at these places [K]; tokens below 0 are none."""
+        """Adds decided tokens int32 [K, width] to the counts at these places [K]; tokens below 0 are none."""
+        if fused.fuses(self.counts):
+            fused.count(self.fused(), places, tokens)
+            return
         at = places[:, None].expand_as(tokens), tokens.clamp(min=0).long()
         self.counts.index_put_(at, (tokens >= 0).float(), accumulate=True)
 
-    def _arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.counts, self.prompt, self.bias
+    def _arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.counts, self.prompt, self.bias, self.touched, self.allowed
+
+
+def _bits(token_ids: Sequence[int] | slice, size: int) -> npt.NDArray[np.uint8]:
+    """uint8 [size / 8] with these tokens' bits."""
+    chosen = np.zeros(size, np.bool_)
+    chosen[np.array(token_ids, np.int64) if isinstance(token_ids, Sequence) else token_ids] = True
+    return np.packbits(chosen, bitorder="little")
 
 
 class SessionTable:

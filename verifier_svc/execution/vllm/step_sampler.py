@@ -7,7 +7,7 @@ runs once for each row or request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -16,8 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.engine.devices import upload
+from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.coupled_sampling import choose
 from slipstream.engine.sampler.logits_processor import Cuts, forbid, logprobs, sharpen
+from slipstream.speculation import noise
+from slipstream.speculation.noise import Purpose
 from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, first_rows, leading, reject
 from verifier_svc.execution.vllm.messages import (
     EXTRA,
@@ -40,11 +44,11 @@ class Batch:
 
     names: list[str]
     logits: Tensor
-    """float32 [R, V], raw."""
+    """[R, V] raw, as the model has them."""
     counts: Indices
     """[N] candidates of each request."""
     drafts: Tensor
-    """int64 [R] the candidate behind each row, or NO_DRAFT."""
+    """[R - N] all candidates."""
     starts: Indices
     """[N] first row of each request."""
     owners: Indices
@@ -57,7 +61,7 @@ class Batch:
     """[N] False for prefills that go on."""
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array.copy()).to(self.logits.device, non_blocking=True)
+        return upload(torch.from_numpy(array.copy()), self.logits.device)
 
     def rows_of(self, names: Any, requests: Indices, depths: Indices) -> Indices:
         """The rows of requests that are given by their index in `names`."""
@@ -110,13 +114,8 @@ class StepSampler:
         batch = self._batch(logits, counts, drafts)
         sessions = self._table.sessions(batch.names, len(batch.names))
         rows = sessions[batch.owners]
-        processed = self._process(batch, rows)
-        # Rows under a ratio rule take part as greedy ones: that finds the broken among them, and the argmax.
-        chosen, _ = choose(processed, rows["greedy"] | rows["ratio"], rows["seed"], batch.positions)
-        accepted, dishonest = chosen == batch.drafts, torch.zeros(len(counts), dtype=torch.bool, device=logits.device)
-        if rows["ratio"].any():
-            dishonest = self._reject(batch, rows, processed, chosen, accepted)
-        tokens = self._emit(batch, chosen, accepted, dishonest)
+        is_fused = fused.fuses(logits) and not rows["ratio"].any()
+        tokens = self._decide_fused(batch, rows) if is_fused else self._decide(batch, rows)
         adjusted = np.flatnonzero((sessions["adjustment"] != NONE) & batch.decided)
         if len(adjusted):
             places = batch.to_device(sessions["adjustment"][adjusted])
@@ -126,6 +125,37 @@ class StepSampler:
             self._sampled.logprobs = self._logprobs(batch, wanting, sessions["top_logprobs"], tokens)
         return tokens
 
+    def _decide_fused(self, batch: Batch, rows: npt.NDArray[np.void]) -> Tensor:
+        """On a GPU, where no session is under a ratio rule."""
+        settings = np.zeros(len(rows), fused.SETTINGS)
+        for name in ("top_k", "greedy", "temperature", "top_p", "floor", "repetition", "presence", "frequency"):
+            settings[name] = rows[name]
+        settings["key"] = noise.keys(rows["seed"], batch.positions, Purpose.COUPLED)
+        settings["place"], settings["mask"] = rows["adjustment"], NONE
+        settings["first"], settings["depth"] = (batch.starts - np.arange(len(batch.starts)))[batch.owners], batch.depths
+        masks = self._masks
+        if masks is not None:
+            settings["mask"][batch.rows_of(masks.names, masks.requests, masks.depths)] = np.arange(len(masks.bits))
+        requests = np.stack([batch.starts, batch.counts], axis=1)
+        bits = None if masks is None else masks.bits
+        table = self._table.adjustments.fused() if (rows["adjustment"] != NONE).any() else None
+        decided = fused.decide(batch.logits, settings, requests, batch.drafts, bits, table)
+        self._flagged = batch.names, decided.flags
+        return decided.tokens
+
+    def _decide(self, batch: Batch, rows: npt.NDArray[np.void]) -> Tensor:
+        logits, counts = batch.logits, batch.counts
+        behind = torch.full((len(rows),), NO_DRAFT, dtype=torch.int64, device=logits.device)
+        behind[batch.to_device(np.flatnonzero(batch.depths < counts[batch.owners]))] = batch.drafts.long()
+        batch = replace(batch, logits=logits.float(), drafts=behind)
+        processed = self._process(batch, rows)
+        # Rows under a ratio rule take part as greedy ones: that finds the broken among them, and the argmax.
+        chosen, _ = choose(processed, rows["greedy"] | rows["ratio"], rows["seed"], batch.positions)
+        accepted, dishonest = chosen == batch.drafts, torch.zeros(len(counts), dtype=torch.bool, device=logits.device)
+        if rows["ratio"].any():
+            dishonest = self._reject(batch, rows, processed, chosen, accepted)
+        return self._emit(batch, chosen, accepted, dishonest)
+
     def _batch(self, logits: Tensor, counts: Indices, drafts: Tensor) -> Batch:
         size = len(counts)
         starts = first_rows(counts)
@@ -133,11 +163,9 @@ class StepSampler:
         depths = np.arange(len(owners)) - starts[owners]
         lengths = self._runner.input_batch.num_tokens_no_spec[:size].astype(np.int64)
         names = list(self._runner.input_batch.req_ids[:size])
-        behind = torch.full((len(owners),), NO_DRAFT, dtype=torch.int64, device=logits.device)
-        behind[torch.from_numpy(np.flatnonzero(depths < counts[owners])).to(logits.device)] = drafts.long()
         decided = ~self._runner.discard_request_mask.np[:size]
         positions = lengths[owners] + depths
-        return Batch(names, logits.float(), counts, behind, starts, owners, depths, positions, decided)
+        return Batch(names, logits, counts, drafts, starts, owners, depths, positions, decided)
 
     def _process(self, batch: Batch, rows: npt.NDArray[np.void]) -> Tensor:
         """What `logits_processor.process` makes of the rows."""

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.processes import MODELS
+from benchmarks.virtual_gpu import DEVICE, VirtualGPU
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from slipstream.config import from_env
@@ -22,7 +23,6 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from tests.checkpoints import save_checkpoint
-from tests.elsewhere import ELSEWHERE, Elsewhere
 from tests.packed import fragment
 from tests.same_steps import guesses, judged, random_logits, steps
 from verifier_svc.acceptance.judge import VerifyInput, judge
@@ -66,54 +66,45 @@ def test_workers_are_told_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
         open_configured(from_env(DrafterConfig, "DRAFTER_", {"DRAFTER_MODEL": model, "DRAFTER_DEVICE": "cuda"}))
 
 
-def moved(checkpoint: Checkpoint, elsewhere: Elsewhere) -> Checkpoint:
+def moved(checkpoint: Checkpoint, gpu: VirtualGPU) -> Checkpoint:
     model = checkpoint.forward.model  # type: ignore[attr-defined]
-    elsewhere.move(model)
-    return replace(checkpoint, device=ELSEWHERE, layers=probe_layers(model, ELSEWHERE))
+    gpu.move(model)
+    return replace(checkpoint, device=DEVICE, layers=probe_layers(model, DEVICE))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
 def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, tmp_path: Path) -> None:
     folder = str(save_checkpoint(family, tmp_path))
     here = TorchEngine(load_checkpoint(folder, lean=False), tokens=1024, block_size=8)
-    expected, loaded, elsewhere = steps(here), load_checkpoint(folder, lean=False), Elsewhere()
-    with torch.inference_mode(), elsewhere, sdpa_kernel(SDPBackend.MATH):
-        engine = TorchEngine(moved(loaded, elsewhere), 1024, block_size=8)
+    expected, loaded = steps(here), load_checkpoint(folder, lean=False)
+    with torch.inference_mode(), VirtualGPU() as gpu, sdpa_kernel(SDPBackend.MATH):
+        engine = TorchEngine(moved(loaded, gpu), 1024, block_size=8)
         for scattered in (False, True):
             if scattered:
                 fragment(engine)
+            gpu.take()
             found = steps(engine)
-            assert not elsewhere.waits
+            assert not gpu.take().waits
             for logits, there in zip(expected, found, strict=True):
-                assert there.device == ELSEWHERE and torch.allclose(there.cpu(), logits, atol=1e-5)
-            elsewhere.waits.clear()
+                assert there.device == DEVICE and torch.allclose(there.cpu(), logits, atol=1e-5)
 
 
 def test_judging_elsewhere_decides_the_same() -> None:
     logits = random_logits()
     expected = judged(logits)
-    with torch.inference_mode(), Elsewhere() as elsewhere:
-        assert judged(logits.to(ELSEWHERE)) == expected
-        elsewhere.waits.clear()
+    with torch.inference_mode(), VirtualGPU() as gpu:
+        assert judged(logits.to(DEVICE)) == expected
         plain = VerifyInput(Selection(), 0, SamplingParams(temperature=0.0), 6)
-        judge([plain, plain._replace(first_row=1)], logits[:2].to(ELSEWHERE))
-        assert elsewhere.waits == ["tolist"]  # greedy decoding asks once, for a token a row
-        elsewhere.waits.clear()
-        judge([plain._replace(sampling=SamplingParams(seed=3))], logits[:1].to(ELSEWHERE))
-        assert elsewhere.waits == ["nonzero_numpy", "tolist", "tolist"]
+        both = logits[:2].to(DEVICE)
+        gpu.take()
+        judge([plain, plain._replace(first_row=1)], both)
+        assert gpu.take().waits == {"tolist": 1}  # greedy decoding asks once, for a token a row
+        judge([plain._replace(sampling=SamplingParams(seed=3))], both[:1])
+        assert gpu.take().waits == {"copy to the host": 1}
 
 
 def test_guessing_elsewhere_guesses_the_same() -> None:
     logits = random_logits()[:4]
     expected = guesses(logits)
-    with torch.inference_mode(), Elsewhere():
-        assert guesses(logits.to(ELSEWHERE)) == expected
-
-
-def test_two_devices_are_not_brought_together() -> None:
-    with torch.inference_mode(), Elsewhere() as elsewhere:
-        there = torch.arange(3, device=ELSEWHERE)
-        with pytest.raises(RuntimeError, match="two devices"):
-            there + torch.ones(3)
-        assert (there + 1).cpu().tolist() == [1, 2, 3] and bool(there.any()) and there[[1]].tolist() == [1]
-        assert elsewhere.waits == ["to", "is_nonzero", "tolist"] and elsewhere.sent == ["index"]
+    with torch.inference_mode(), VirtualGPU():
+        assert guesses(logits.to(DEVICE)) == expected

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from benchmarks.virtual_gpu import DEVICE, VirtualGPU
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.proposers.base import ROOT, DeeperLevels, HiddenRows, Proposal, ProposedNode, ProposerContext
@@ -28,7 +29,6 @@ from slipstream.speculation.sampling_params import SamplingParams
 from tests.checkpoints import VOCABULARY, save_checkpoint
 from tests.eagle_golden import CASES, COLUMNS, LENGTH, ROWS, WIDTH, inputs
 from tests.eagle_heads import LAYERS, config_of, random_head
-from tests.elsewhere import ELSEWHERE, Elsewhere
 
 GREEDY = SamplingParams(temperature=0.0)
 GOLDEN = json.loads((Path(__file__).parents[3] / "eagle_golden.json").read_text())
@@ -98,9 +98,9 @@ def test_a_head_elsewhere_proposes_the_same(target: str, tmp_path: Path) -> None
 
     expected = proposals(EagleProposer(head), states_of(features[:-1]))
     assert len(expected) == 4 and all(expected)
-    with Elsewhere() as elsewhere, sdpa_kernel(SDPBackend.MATH):
-        elsewhere.move(head)
-        assert proposals(EagleProposer(head), states_of(features[:-1].to(ELSEWHERE))) == expected
+    with VirtualGPU() as gpu, sdpa_kernel(SDPBackend.MATH):
+        gpu.move(head)
+        assert proposals(EagleProposer(head), states_of(features[:-1].to(DEVICE))) == expected
 
 
 @pytest.mark.parametrize("form", ["plain", "bias", "pickled", "embeddings of its own", "speculators' names"])

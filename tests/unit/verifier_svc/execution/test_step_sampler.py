@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.virtual_gpu import DEVICE, VirtualGPU
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.sampler.logits_processor import SampledRow, logprobs, process
 from slipstream.engine.sampler.token_history import TokenHistory
@@ -27,6 +29,7 @@ from verifier_svc.execution.vllm.session_table import SessionTable
 from verifier_svc.execution.vllm.step_sampler import StepSampler
 
 VOCABULARY = 320
+CPU = torch.device("cpu")
 OWN = tuple(str(Path(__file__).parents[4] / package) for package in ("slipstream", "verifier_svc"))
 ALLOWED = tuple(range(0, VOCABULARY, 3))
 SAMPLINGS = [
@@ -104,9 +107,10 @@ def masks_of(requests: list[Verified]) -> StepMasks | None:
 class Worker:
     """A StepSampler, and as much of vLLM's runner as it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
         self.runner = SimpleNamespace(input_batch=SimpleNamespace(), discard_request_mask=SimpleNamespace())
-        self.sampler = StepSampler(self.runner, VOCABULARY, torch.device("cpu"))
+        self.sampler = StepSampler(self.runner, VOCABULARY, device)
+        self._device = device
 
     def step(
         self, requests: list[Verified], logits: torch.Tensor, new: bool = True, logprobs: int | None = None
@@ -128,7 +132,7 @@ class Worker:
         self.sampler.start_sampling(masks_of(requests))
         counts = np.array([len(each.drafts) for each in requests])
         drafts = torch.tensor([token for each in requests for token in each.drafts], dtype=torch.int32)
-        tokens = self.sampler.decide(logits, counts, drafts)
+        tokens = self.sampler.decide(logits.to(self._device), counts, drafts.to(self._device))
         rows = [[token for token in row if token >= 0] for row in tokens.tolist()]
         return dict(zip(self.runner.input_batch.req_ids, rows, strict=True)), self.sampler.take_sampled()
 
@@ -185,15 +189,37 @@ def test_whole_batches_are_decided_as_the_rules_decide_each_session(seed: int) -
     assert len(lengths) > 2
 
 
-def test_a_later_step_counts_the_tokens_that_were_decided() -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_kernels_on_a_gpu_decide_as_the_rules_decide_each_session(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    coupled = [sampling for sampling in SAMPLINGS if sampling.coupled]
+    requests = [request(f"r{index}", sampling, chance) for index, sampling in enumerate(coupled)]
+    logits = random_logits(requests, chance)
+    logits[int(chance.integers(len(logits)))] = torch.nan
+    results = expected(requests, logits.clone())
+    with torch.inference_mode(), VirtualGPU() as gpu:
+        tokens, sampled = Worker(DEVICE).step(requests, logits)
+        assert {"survey", "race", "cut", "accept", "count"} <= set(gpu.take().launches)
+    for each, result in zip(requests, results, strict=True):
+        assert (each.name in sampled.broken) == isinstance(result, BrokenNumbers)
+        if isinstance(result, AcceptanceResult):
+            assert tokens[each.name] == [*(each.drafts[node] for node in result.path), result.next_token]
+
+
+@pytest.mark.parametrize(("device", "steps"), [(CPU, 6), (DEVICE, 3)], ids=["CPU", "GPU"])
+def test_a_later_step_counts_the_tokens_that_were_decided(device: torch.device, steps: int) -> None:
     """Penalties see what earlier steps committed, in the worker too, where only the first step brings the text."""
+    with nullcontext() if device == CPU else VirtualGPU():
+        count_decided(Worker(device), steps, copies=3 if device == CPU else 1)
+
+
+def count_decided(worker: Worker, steps: int, copies: int) -> None:
     chance = np.random.default_rng(3)
-    penalised = [sampling for sampling in SAMPLINGS if sampling.penalised]
+    penalised = [sampling for sampling in SAMPLINGS if sampling.penalised and (copies > 1 or sampling.coupled)]
     requests = [
-        request(f"r{index}", sampling, chance)._replace(masks={}) for index, sampling in enumerate(penalised * 3)
+        request(f"r{index}", sampling, chance)._replace(masks={}) for index, sampling in enumerate(penalised * copies)
     ]
-    worker = Worker()
-    for step in range(6):
+    for step in range(steps):
         logits = random_logits(requests, chance)
         results = expected(requests, logits.clone())
         tokens, _ = worker.step(requests, logits, new=step == 0)

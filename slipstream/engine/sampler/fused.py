@@ -1,0 +1,151 @@
+"""`logits_processor.process` and `coupled_sampling.choose` for rows on a GPU, with acceptance along chains, in at most
+five launches that read the logits twice (greedy rows once) and wait for nothing.
+
+The tokens are those of torch's operators on the same logits: what could move a token is computed in the same types and
+the same order. Two things may differ in the last bits, and so may a token where two scores or sums are as near as that:
+
+- The logarithms of the noise, in float64: CPU, GPU and Triton's interpreter have their own. The best two scores of a
+  row are as good as never within 1e-15.
+- The exponentials that top-p adds up: here float32, rounded down to 2^-44 of the largest so that their sum does not
+  depend on its order, there float64 and float32. So a set may end one token earlier or later, at most once in thousands
+  of rows; that token is then the chosen one as seldom as it is likely, which at the end of a set is little.
+
+Equal logits, weights and scores are decided alike: by the lowest id. Sessions under a ratio rule want
+distributions, which these kernels do not write: torch computes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slipstream.engine.devices import upload
+from slipstream.engine.kernels.triton_launch import available, launch
+
+SETTINGS = np.dtype(
+    [
+        ("key", np.uint64),
+        ("top_k", np.int64),
+        ("greedy", np.int64),
+        ("mask", np.int64),
+        ("place", np.int64),
+        ("first", np.int64),
+        ("depth", np.int64),
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("floor", np.float64),
+        ("repetition", np.float64),
+        ("presence", np.float64),
+        ("frequency", np.float64),
+    ]
+)
+"""Of a row, as `slipstream.engine.kernels.fused_sampling` reads them. `key` names its noise; `greedy` rows have neutral
+cuts and temperature; `mask`: its row of the masks, or -1; `place`: its session's among the `Adjusted`, or -1; `first`:
+the index in the drafts of its chain's first candidate; `depth`: candidates before the row; `floor`: log min_p."""
+MOST_TOKENS = 1 << 18
+"""Of a vocabulary: more weights would not fit into 63 bits."""
+PADDING = -1
+BLOCK, GROUP, CHUNK, CAPACITY, WAYS = 4096, 128, 256, 8192, 64
+
+
+class Adjusted(NamedTuple):
+    """What penalties and bias need of S sessions, on the device."""
+
+    counts: Tensor
+    """float32 [S, V] how often each token is in the output."""
+    prompt: Tensor
+    """bool [S, V] which tokens are in the prompt."""
+    bias: Tensor
+    """float32 [S, V]"""
+    touched: Tensor
+    """int32 [S, ceil(V / 32)]; the lowest bit is the lowest token: those that any of the three concerns."""
+    allowed: Tensor
+    """uint8 [S, ceil(V / 8)]; likewise: those that `bias` does not forbid."""
+
+
+class Decided(NamedTuple):
+    tokens: Tensor
+    """int32 [N, longest chain + 1]: accepted candidates and the token behind them, then PADDING; 0 for a broken row."""
+    flags: Tensor
+    """bool [2, N]: whether a request came to a broken row; the second row is False."""
+
+
+def fuses(logits: Tensor) -> bool:
+    """Whether these are for kernels of Triton."""
+    return not logits.is_cpu and available() and logits.shape[-1] <= MOST_TOKENS
+
+
+def decide(
+    logits: Tensor,
+    rows: npt.NDArray[np.void],
+    requests: npt.NDArray[np.int64],
+    drafts: Tensor,
+    masks: npt.NDArray[np.uint8] | None = None,
+    adjusted: Adjusted | None = None,
+) -> Decided:
+    """logits [R, V] of any float type, SETTINGS [R], and of each of N requests its first row and its candidates [N, 2];
+    drafts: all requests' candidates, one after the other; masks: uint8 [M, ceil(V / 8)] the allowed tokens' bits."""
+    from slipstream.engine.kernels import fused_sampling as kernels
+
+    count, size = logits.shape
+    device = logits.device
+    packed = upload(torch.from_numpy(np.concatenate([rows.view(np.int64), requests.ravel()])), device)
+    settings = packed[: rows.nbytes // 8]
+    bits = upload(torch.from_numpy(masks), device) if masks is not None else packed
+    tables = [packed] * 5
+    if adjusted is not None:
+        tables = [adjusted.counts, adjusted.prompt.view(torch.uint8), *adjusted[2:]]
+    drafts = drafts if drafts.numel() else packed
+    read = (logits, settings, settings.view(torch.float64), bits, drafts, *tables)
+    parts, groups = -(-size // BLOCK), -(-size // BLOCK) * (BLOCK // GROUP)
+    blocks: dict[str, Any] = {"BLOCK": BLOCK, "GROUP": GROUP}
+    powers = {"GROUPS": _power(groups), "PARTS": _power(parts)}
+
+    def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    maxima, best = room(count, groups, dtype=torch.float32), room(count, parts, dtype=torch.float64)
+    winners, broken = room(2, count, parts)
+    row_broken, found = room(2, count)
+    stride = logits.stride(0)
+    launch(kernels.survey, (count, parts), read, maxima, best, winners, broken, size, stride, parts, **blocks)
+    row_floats = room(count, 3, dtype=torch.float32)
+    launch(
+        kernels.prepare, (count,), *read[1:3], maxima, broken, row_broken, row_floats, found, size, parts, groups,
+        GROUP=GROUP, **powers,
+    )  # fmt: skip
+    if not rows["greedy"].all():
+        cuts = (((rows["top_k"] > 0) & (rows["top_k"] < size)) | (rows["top_p"] < 1.0)).any()
+        capacity = CAPACITY if cuts else 1
+        values, tokens = room(count, capacity, dtype=torch.float32), room(count, capacity)
+        sums = room(count, parts, dtype=torch.int64)
+        state = (best, winners, row_broken, row_floats, found, values, tokens, sums, size, stride, parts)
+        launch(kernels.race, (count, parts), read, maxima, *state, CAPACITY=capacity, **blocks)
+        if cuts:
+            launch(
+                kernels.cut, (count,), read, *state, CAPACITY=capacity, CHUNK=CHUNK, WAYS=WAYS, PARTS=powers["PARTS"]
+            )
+    width = int(requests[:, 1].max(initial=0)) + 1
+    emitted, flags = room(len(requests), width), room(2, len(requests), dtype=torch.int8)
+    launch(
+        kernels.accept, (len(requests),), settings, packed[rows.nbytes // 8 :], drafts, best, winners, row_broken,
+        emitted, flags, parts, width, len(requests), PARTS=powers["PARTS"], PADDING=PADDING,
+    )  # fmt: skip
+    return Decided(emitted, flags.view(torch.bool))
+
+
+def count(adjusted: Adjusted, places: Tensor, tokens: Tensor) -> None:
+    """Adds decided tokens int32 [K, width] to the counts at these places int64 [K]; tokens below 0 are none."""
+    from slipstream.engine.kernels import fused_sampling as kernels
+
+    grid = (len(places), tokens.shape[1])
+    launch(kernels.count, grid, places, tokens, adjusted.counts, adjusted.touched, adjusted.counts.shape[1], grid[1])
+
+
+def _power(number: int) -> int:
+    """The next power of 2."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,79 @@
+"""What steps give a GPU to do stays within budgets, and a step that does needless work exceeds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import launches
+from benchmarks.virtual_gpu import VirtualGPU
+from slipstream.engine import devices
+from slipstream.engine.models import linear
+from slipstream.engine.sampler import fused
+from slipstream.proposers import node_choice
+
+
+def test_passes_stay_within_their_budgets() -> None:
+    found = launches.passes(VirtualGPU())
+    assert len(found) == len(launches.PASSES) and not launches.exceeded(found)
+    assert all(work.launches["mm"] > 20 for work in found.values())
+
+
+def test_proposals_stay_within_their_budgets() -> None:
+    found = launches.proposals(VirtualGPU())
+    assert len(found) == 6 and not launches.exceeded(found)
+
+
+def test_sampling_steps_stay_within_their_budgets() -> None:
+    found = launches.sampling_steps(VirtualGPU())
+    assert len(found) == 6 and not launches.exceeded(found)
+    masks = launches.REQUESTS * (launches.CANDIDATES + 1) * launches.VOCABULARY // 8
+    for name, work in found.items():  # masks cross as bits
+        assert work.bytes_to_device - (masks if "mask" in name else 0) < 2048
+
+
+def test_every_step_has_a_budget() -> None:
+    kinds = len(launches.PASSES) + len(launches.PROPOSED) * len(launches.LEVELS) + len(launches.SAMPLINGS) + 1
+    assert len(launches.BUDGETS) == kinds
+
+
+def test_a_pass_with_one_more_launch_a_layer_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = linear.Linear.__call__
+    monkeypatch.setattr(linear.Linear, "__call__", lambda self, x: whole(self, x) + 0.0)
+    over = launches.exceeded(launches.passes(VirtualGPU()))
+    assert len(over) == len(launches.PASSES) and all("launches" in each for each in over)
+
+
+def test_copies_from_ordinary_memory_exceed_the_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_staged", lambda host, device: host)
+    over = launches.exceeded(launches.sampling_steps(VirtualGPU()))
+    assert len(over) == 6 and all("not pinned" in each for each in over)
+
+
+def test_reading_back_each_result_alone_exceeds_the_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_choice, "download", lambda *tensors: tensors)
+    over = launches.exceeded(launches.proposals(VirtualGPU()))
+    assert sum("tolist" in each for each in over) == 6
+
+
+def test_reading_a_value_back_exceeds_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fused.decide
+
+    def looking(logits: torch.Tensor, *rest: Any) -> fused.Decided:
+        assert logits.isfinite().any()
+        return whole(logits, *rest)
+
+    monkeypatch.setattr(fused, "decide", looking)
+    over = launches.exceeded(launches.sampling_steps(VirtualGPU()))
+    assert sum("_local_scalar_dense" in each for each in over) == 6
+
+
+def test_without_kernels_each_sampling_step_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's operators take, which are left for sessions under a ratio rule: they do not wait either."""
+    monkeypatch.setattr(fused, "fuses", lambda logits: False)
+    over = launches.exceeded(launches.sampling_steps(VirtualGPU()))
+    for what in ("launches", "multiple"):
+        assert sum(f": {what} " in each for each in over) == 6
+    assert not any("waits" in each for each in over)

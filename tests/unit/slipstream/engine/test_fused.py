@@ -1,0 +1,60 @@
+"""The kernels of a GPU, run by Triton's interpreter, choose the tokens that torch's operators choose on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.engine.sampler import fused
+from slipstream.engine.sampler.logits_processor import forbid
+from tests.fused_rows import by_kernels, by_torch, hard_logits, settings_of
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch came without Triton")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hard_logits_under_all_settings(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks and little room, so that rows have several and do not always fit."""
+    for name, number in (("BLOCK", 256), ("GROUP", 32), ("CHUNK", 512), ("CAPACITY", 128)):
+        monkeypatch.setattr(fused, name, number)
+    chance = np.random.default_rng(seed)
+    logits, rows = hard_logits(32, int(chance.integers(600, 1000)), chance), settings_of(32, chance, 100 * seed)
+    expected = by_torch(logits, rows, 100 * seed)
+    assert by_kernels(logits.clone(), rows) == expected
+    assert -1 in expected and len(set(expected)) > 10
+
+
+@pytest.mark.parametrize("vocabulary", [151_936, 128_256])
+def test_large_vocabularies(vocabulary: int) -> None:
+    chance = np.random.default_rng(vocabulary)
+    logits = torch.from_numpy(chance.normal(0.0, 3.0, (5, vocabulary)).astype(np.float32)).bfloat16()
+    rows = settings_of(5, chance)
+    rows["greedy"], rows["temperature"], rows["floor"] = [1, 0, 0, 0, 0], [1.0, 0.8, 0.8, 0.8, 1.0], -np.inf
+    rows["top_k"], rows["top_p"] = [0, 0, 0, 50, 0], [1.0, 1.0, 0.9, 0.95, 0.999]
+    assert by_kernels(logits, rows) == by_torch(logits, rows)
+
+
+def test_masks_forbid_and_broken_numbers_stay_broken() -> None:
+    chance = np.random.default_rng(5)
+    logits, rows = hard_logits(24, 333, chance), settings_of(24, chance)
+    masks = chance.integers(0, 256, (12, 42), dtype=np.uint8)
+    masks[3] = 0  # nothing is allowed
+    rows["mask"][::2] = np.arange(12)
+    assert by_kernels(logits.clone(), rows, masks) == by_torch(forbid(logits, np.arange(0, 24, 2), masks), rows)
+
+
+def test_a_wrong_choice_would_be_noticed() -> None:
+    """Other noise, and other cuts, choose other tokens."""
+    chance = np.random.default_rng(6)
+    logits, rows = torch.from_numpy(chance.normal(0.0, 2.0, (12, 200)).astype(np.float32)), settings_of(12, chance)
+    rows["greedy"], rows["top_k"], rows["top_p"], rows["floor"] = 0, 40, 1.0, -np.inf
+    rows["temperature"] = 1.0
+    expected = by_torch(logits, rows)
+    assert by_kernels(logits, rows) == expected
+    for name, other in (("key", rows["key"] + np.uint64(1)), ("top_k", 2), ("temperature", 0.2)):
+        changed = rows.copy()
+        changed[name] = other
+        assert by_kernels(logits, changed) != expected, name
