@@ -61,7 +61,12 @@ def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
     if not as_json:
         how_long = "half a minute" if not exact else "some minutes; --quick estimates instead"
         typer.echo(f"simulating {given.name}: {how_long} ...", err=True)
-    plans = compare(given, exact=exact)
+
+    def begun(number: int, count: int, mode: str) -> None:
+        if not as_json:
+            typer.echo(f"  {number} of {count}: {mode}", err=True)
+
+    plans = compare(given, exact=exact, begun=begun)
     if as_json:
         figures: dict[str, Any] = {"name": given.name, "plans": [report.row(each) for each in plans]}
         if day:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import random
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,6 +91,21 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """One way, in seconds."""
+
+    drafter_s: float | None = None
+    """From a drafter to its verifier; None: `delay_s` of the drafter."""
+    client_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Colocated:
+    cost: Cost | None = None
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     name: str
     traffic: Traffic
@@ -114,15 +130,20 @@ def parse(given: Mapping[str, Any], folder: Path = Path()) -> Scenario:
     """Files that costs name are looked for in `folder`."""
     known = {"name", "traffic", "slo", "prices", "verifier", "drafter", "acceptance", "colocated", "network", "regions"}
     if unknown := set(given) - known:
-        raise InvalidArgument(f"a plan knows no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}.")
+        raise InvalidArgument(f"a plan knows no {_slips(unknown, known)}; it has {', '.join(sorted(known))}.")
+    for key in known - {"name", "regions"}:
+        if not isinstance(given.get(key, {}), Mapping):
+            raise InvalidArgument(f"{key} is {given[key]!r}; write a table, [{key}].")
     parts = {key: dict(value) for key, value in given.items() if isinstance(value, Mapping)}
     for part in ("verifier", "drafter", "colocated"):
         if part in parts:
             parts[part]["cost"] = _cost(parts[part].get("cost"), part, folder)
-    traffic, network, colocated = parts.get("traffic", {}), parts.get("network", {}), parts.get("colocated", {})
+    traffic = parts.get("traffic", {})
+    network = _build(Network, parts.get("network", {}), "network")
+    colocated = _build(Colocated, parts.get("colocated", {}), "colocated")
     lengths = {key: _build(Lengths, traffic.pop(key, {}), f"traffic.{key}") for key in ("prompt", "output")}
     acceptance = _acceptance(parts.get("acceptance", {}))
-    delay = {"delay_s": network["drafter_s"]} if "drafter_s" in network else {}
+    delay = {} if network.drafter_s is None else {"delay_s": network.drafter_s}
     return Scenario(
         name=str(given.get("name", "")),
         traffic=_build(Traffic, traffic | lengths, "traffic"),
@@ -130,9 +151,9 @@ def parse(given: Mapping[str, Any], folder: Path = Path()) -> Scenario:
         prices=_build(Prices, parts.get("prices", {}), "prices"),
         verifying=_build(Verifying, parts.get("verifier", {}) | {"acceptance": acceptance}, "verifier"),
         drafting=_build(DraftSettings, parts.get("drafter", {}) | delay, "drafter"),
-        colocated=colocated.get("cost"),
-        colocated_kv_tokens=colocated.get("kv_tokens"),
-        client_s=float(network.get("client_s", 0.0)),
+        colocated=colocated.cost,
+        colocated_kv_tokens=colocated.kv_tokens,
+        client_s=network.client_s,
         regions=tuple(_build(Region, region, "regions") for region in given.get("regions", ())),
     )
 
@@ -158,13 +179,30 @@ def _cost(given: object, part: str, folder: Path) -> Cost:
 
 
 def _build(kind: type[Kind], given: Mapping[str, Any], where: str) -> Kind:
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"[{where}] is {given!r}; write a table.")
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    unknown = set(given) - {each.name for each in fields}
+    known = {each.name for each in fields}
     required = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
-    if unknown or required - set(given):
-        names = ", ".join(sorted(unknown or required - set(given)))
-        raise InvalidArgument(f"[{where}] {'knows no' if unknown else 'needs'} {names}.")
+    if unknown := set(given) - known:
+        raise InvalidArgument(f"[{where}] knows no {_slips(unknown, known)}; it has {', '.join(sorted(known))}.")
+    if missing := required - set(given):
+        raise InvalidArgument(f"[{where}] needs {', '.join(sorted(missing))}.")
+    for each in fields:
+        value = given.get(each.name, 0)
+        if str(each.type).partition(" ")[0] in ("int", "float") and (isinstance(value, bool) or not _number(value)):
+            raise InvalidArgument(f"[{where}] {each.name} is {value!r}; write a number.")
     return kind(**given)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _slips(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Names that there are not, each with the one that may be meant."""
+    near = {name: difflib.get_close_matches(name, known, 1) for name in sorted(unknown)}
+    return ", ".join(f"{name} (do you mean {found[0]}?)" if found else name for name, found in near.items())
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from capacity.cell import Cell, Outcome, Simulation
@@ -140,6 +141,13 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
     return FleetPlan(mode, cells, most, verifiers, drafters, state, seen, limit, price, price / tokens * 1e6)
 
 
-def compare(scenario: Scenario, *, exact: bool = True) -> list[FleetPlan]:
-    """A plan for every mode, the cheapest first."""
-    return sorted((plan(mode, scenario, exact=exact) for mode in modes(scenario)), key=lambda each: each.price_per_hour)
+def compare(
+    scenario: Scenario, *, exact: bool = True, begun: Callable[[int, int, str], None] = lambda *_: None
+) -> list[FleetPlan]:
+    """A plan for every mode, the cheapest first. `begun` is called with the number of each, from 1, how many there are,
+    and its name."""
+    all_modes, plans = modes(scenario), list[FleetPlan]()
+    for number, mode in enumerate(all_modes, 1):
+        begun(number, len(all_modes), mode.name)
+        plans.append(plan(mode, scenario, exact=exact))
+    return sorted(plans, key=lambda each: each.price_per_hour)

@@ -36,7 +36,8 @@ class DrafterEntry:
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     verifiers: tuple[str, ...]
-    """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name."""
+    """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name. Or `file:///PATH`: at every
+    address of the file, a line each, which is read again every `discovery_s`."""
     tokenizer: str
     """A local folder, a GGUF file or a hub id (`owner/name@REVISION`), with the vocabulary of the verifiers' model."""
     chat_template: str = ""
@@ -70,10 +71,10 @@ class GatewayConfig:
     failed_keys_per_minute: int = 60
     """Wrong API keys that one address may try; 0: no limit."""
     drafters: tuple[str, ...] = ()
-    """NAME=HOST:PORT of each, NAME=dns:///HOST:PORT, or NAME=verifier:METHOD for one that runs inside the verifiers
-    (`VERIFIER_LOCAL_DRAFTERS`). All of one name are replicas to requests."""
+    """NAME=HOST:PORT of each, NAME=dns:///HOST:PORT, NAME=file:///PATH, or NAME=verifier:METHOD for one that runs
+    inside the verifiers (`VERIFIER_LOCAL_DRAFTERS`). All of one name are replicas to requests."""
     discovery_s: float = 2.0
-    """Seconds between two lookups of a `dns:///` name."""
+    """Seconds between two lookups of a `dns:///` name or a file."""
     trusted_drafters: tuple[str, ...] = ()
     """Drafters whose distribution q is trusted; the rule `rejection` needs one."""
     store: str = "memory"

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 END_WITH_PARENT = "SLIPSTREAM_END_WITH_PARENT"
 """Set to 1 for processes of `slipstream serve`: if it is killed, they end too."""
+FAILED = "failed "
+"""Begins the line on standard output with which such a process names the error that ends it."""
 SWITCH_S = 0.0005
 """A model's thread, back from a pass, waits so long at most for an event loop that is busy; Python's own 5 ms would be
 a quarter of a pass.
@@ -95,6 +97,8 @@ def exit_on_error(role: str) -> Iterator[None]:
             first = first.exceptions[0]
         if not isinstance(first, SlipstreamError):
             raise
+        if os.environ.get(END_WITH_PARENT) == "1":
+            print(f"{FAILED}{first.message}", flush=True)
         sys.exit(f"{role}: {first.message}")
 
 

@@ -1,11 +1,14 @@
-"""Workers behind one DNS name, such as a headless Service: each of its addresses is a worker, which may come and go."""
+"""Workers behind one DNS name, such as a headless Service, or in one file: each address there is a worker, which may
+come and go."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from slipstream.errors import InvalidArgument
@@ -14,6 +17,9 @@ from slipstream.telemetry.log_once import LogOnce
 log = logging.getLogger(__name__)
 
 SCHEME = "dns:///"
+FILE = "file://"
+"""Begins the path of a file with an address in each line."""
+ADDRESS = re.compile(r"[^\s:]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 Resolve = Callable[[str], Awaitable[Collection[str]]]
 """HOST:PORT -> every ADDRESS:PORT that it resolves to now. Raises OSError where it cannot be resolved."""
 
@@ -32,8 +38,12 @@ W = TypeVar("W", bound=Worker)
 
 
 def by_name(target: str, setting: str = "") -> bool:
-    """Whether the target is a name with several addresses, `dns:///HOST:PORT`. Raises InvalidArgument, which names the
-    `setting`, for one without a host or a port."""
+    """Whether the target is a name with several addresses, `dns:///HOST:PORT`, or a file of them, `file:///PATH`.
+    Raises InvalidArgument, which names the `setting`, for one without a host or a port, or without a whole path."""
+    if target.startswith(FILE):
+        if not target.removeprefix(FILE).startswith("/"):
+            raise InvalidArgument(f"{setting} holds {target!r}; write {FILE}/PATH, with the whole path.")
+        return True
     if not target.startswith(SCHEME):
         return False
     host, _, port = target.removeprefix(SCHEME).rpartition(":")
@@ -43,16 +53,30 @@ def by_name(target: str, setting: str = "") -> bool:
 
 
 async def resolve(target: str) -> Collection[str]:
-    """Resolve by this machine's resolver. A host with addresses of both kinds has one worker: IPv4 is taken then."""
+    """Resolve by this machine's resolver, or read the file. A host with addresses of both kinds has one worker: IPv4
+    is taken then."""
+    if target.startswith(FILE):
+        return await asyncio.to_thread(read_addresses, Path(target.removeprefix(FILE)))
     host, _, port = target.rpartition(":")
     found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     four = {f"{address[0]}:{port}" for family, *_, address in found if family == socket.AF_INET}
     return four or {f"[{address[0]}]:{port}" for family, *_, address in found if family == socket.AF_INET6}
 
 
+def read_addresses(file: Path) -> list[str]:
+    """HOST:PORT of each line; what stands behind a `#` is a comment. Raises OSError for a file that cannot be read or
+    holds something else: then what was known stays."""
+    lines = (line.partition("#")[0].strip() for line in file.read_text("utf-8", "replace").splitlines())
+    found = [line for line in lines if line]
+    if wrong := next((line for line in found if not ADDRESS.fullmatch(line)), None):
+        raise OSError(f"{wrong[:64]!r} is not HOST:PORT")
+    return found
+
+
 class Discovery(Generic[W]):
     """Keeps `roster` up to date with the addresses of a name.
 
+    A file lists whom its writer wants; a worker that was taken out of it goes once it does not answer, too.
     DNS lists what can be found, not what works: a Service drops a pod that drains, and name servers fail. So a worker
     is removed once its name no longer lists it *and* it does not answer, and a lookup that fails changes nothing.
     """

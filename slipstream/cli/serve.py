@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +22,7 @@ from slipstream.cli.loading import Loading
 from slipstream.cli.options import explained, need_installed
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
-from slipstream.process import ALLOCATOR, END_WITH_PARENT, PATIENT_THREADS
+from slipstream.process import ALLOCATOR, END_WITH_PARENT, FAILED, PATIENT_THREADS
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, parsed
@@ -50,6 +51,29 @@ MODELS, DRAFTING, ADDRESSES, OBSERVATION = "Target", "Drafting", "Addresses and 
 VERIFIER_WAIT_S = 120.0
 """Seconds that sessions wait for a verifier that is started again: it loads its model."""
 EMBEDDED = "embedded"
+OPTIONS = {
+    "VERIFIER_MODEL": "--target",
+    "GATEWAY_TOKENIZER": "--target",
+    "DRAFTER_MODEL": "--draft",
+    "VERIFIER_LOCAL_DRAFTERS": "--drafter",
+    "DRAFTER_METHOD": "--drafter",
+    "VERIFIER_DTYPE": "--dtype",
+    "DRAFTER_DTYPE": "--dtype",
+    "VERIFIER_DRAFT_DTYPE": "--dtype",
+    "VERIFIER_THREADS": "--threads",
+    "VERIFIER_QUANTISATION": "--target-quantisation",
+    "DRAFTER_QUANTISATION": "--draft-quantisation",
+    "VERIFIER_DRAFT_QUANTISATION": "--draft-quantisation",
+    "DRAFTER_TRANSLATE_FOR": "--translate",
+    "VERIFIER_DRAFT_TRANSLATE": "--translate",
+    "VERIFIER_ENGINE": "--engine",
+    "GATEWAY_CHAT_TEMPLATE": "--chat-template",
+    "GATEWAY_LISTEN": "--listen",
+    "GATEWAY_HTTP": "--http",
+    "GATEWAY_STORE": "--store",
+}
+"""Options that set these settings of the roles: errors name them."""
+SETTING = re.compile(r"\b((?:GATEWAY|VERIFIER|DRAFTER)_[A-Z_]+)\b(=)?")
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 """Where `make setup-vllm` puts it."""
 FEW_CORES = 2
@@ -77,20 +101,25 @@ class Role:
     async def check(self) -> None:
         """Raises Unavailable for settings with which it would not start; its log is on stderr."""
         process = await self._run({}, "--check")
-        if await process.wait():
-            raise Unavailable(f"{self.module} cannot start as it is set up.")
+        output, _ = await process.communicate()
+        if process.returncode:
+            cause = next((line for line in output.decode().splitlines() if line.startswith(FAILED)), "")
+            raise Unavailable(cause_of(cause) or f"{self.module} cannot start as it is set up.")
 
     async def start(self, more: Mapping[str, str] | None = None) -> str:
-        """Returns the address it serves at. Raises Unavailable where it ends before it is ready; its
+        """Returns the address it serves at. Raises Unavailable, with its cause, where it ends before it is ready; its
         log is on stderr."""
         self._process = process = await self._run(more or {})
         assert process.stdout is not None
+        cause = ""
         async for line in process.stdout:
+            cause = cause_of(line.decode()) or cause
             if (text := line.decode()).startswith(READY):
                 ready = dict(word.partition("=")[::2] for word in text.split()[1:])
                 self.metrics, self.http = ready.get("metrics", ""), ready.get("http", "")
                 return ready["grpc"]
-        raise Unavailable(f"{self.module} ended with status {await process.wait()} before it was ready.")
+        status = await process.wait()
+        raise Unavailable(cause or f"{self.module} ended with status {status} before it was ready; see above.")
 
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
         environment = (
@@ -116,6 +145,19 @@ class Role:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def cause_of(line: str) -> str:
+    """The error that a role names in this line of its output, with settings in the words of this command; empty for
+    other lines."""
+    if not line.startswith(FAILED):
+        return ""
+
+    def word(found: re.Match[str]) -> str:
+        option = OPTIONS.get(found[1])
+        return found[0] if option is None else option + (" " if found[2] else "")
+
+    return SETTING.sub(word, line.strip().removeprefix(FAILED))
 
 
 @dataclass(frozen=True)

@@ -186,5 +186,5 @@ def _status(error: SlipstreamError) -> status_pb2.Status:
     assert code in code_pb2.Code.values()
     packed = [any_pb2.Any() for _ in details]
     for each, detail in zip(packed, details, strict=True):
-        each.Pack(detail)
+        each.Pack(detail, deterministic=True)  # maps have no order of their own
     return status_pb2.Status(code=code, message=sentence, details=packed)

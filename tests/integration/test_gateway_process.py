@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -131,3 +132,26 @@ async def test_a_process_that_waits_for_its_verifier_is_not_serving_and_ends_on_
 async def test_a_process_with_a_wrong_setting_says_which(folder: Path) -> None:
     async with gateway_process(folder, "127.0.0.1:1", durability="sometimes") as process:
         assert await process.wait() == 1
+
+
+async def test_a_worker_that_is_written_into_a_file_joins_without_a_restart(
+    setting: Setting, folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "verifiers"
+    async with served(setting.verifier()) as (first, _), served(setting.verifier()) as (second, _):
+        file.write_text(f"{first}\n")
+        async with (
+            gateway_process(folder, f"file://{file}", discovery_s="0.1") as process,
+            channel(await announced(process)) as line,
+        ):
+            stub = gateway_pb2_grpc.GatewayServiceStub(line)
+
+            async def verifiers() -> int:
+                listed = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=10)
+                return int(listed.models[0].verifiers)
+
+            assert await verifiers() == 1
+            file.write_text(f"{first}\n{second}\n")
+            async with asyncio.timeout(30):
+                while await verifiers() != 2:
+                    await asyncio.sleep(0.05)

@@ -83,7 +83,12 @@ def test_the_examples_can_be_read_and_say_what_they_are(path: Path) -> None:
         ("traffic", {"rate": 1.0, "prompt": {"mean": 0}, "output": {"mean": 5}}, "1 token"),
         ("traffic", {"rate": 1.0, "prompt": {"mean": 5, "cv": -1}, "output": {"mean": 5}}, "cv of 0"),
         ("traffic", {"rate": 1.0, "prompt": {"values": [5, 0]}, "output": {"mean": 5}}, "values of 1 token"),
-        ("vrifier", {}, "knows no vrifier"),
+        ("vrifier", {}, r"knows no vrifier \(do you mean verifier\?\)"),
+        ("drafter", {"cost": {"base_s": 1.0}, "expnd": 1}, r"knows no expnd \(do you mean expand\?\); it has cost, "),
+        ("network", {"drafter_ms": 1}, r"\[network\] knows no drafter_ms \(do you mean drafter_s\?\)"),
+        ("colocated", {"cost": {"base_s": 1.0}, "kv_token": 1}, r"\[colocated\] knows no kv_token"),
+        ("slo", {"ttft_p95_s": "2 s"}, r"\[slo\] ttft_p95_s is '2 s'; write a number"),
+        ("network", 5, r"network is 5; write a table, \[network\]"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_words(part: str, given: dict[str, Any], says: str) -> None:

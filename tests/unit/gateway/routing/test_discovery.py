@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
-from gateway.routing.discovery import Discovery, by_name, resolve
+from gateway.routing.discovery import Discovery, by_name, read_addresses, resolve
 from slipstream.errors import InvalidArgument
 
 PERIOD_S = 0.001
@@ -138,3 +139,20 @@ def test_which_targets_are_looked_up(target: str, looked_up: bool) -> None:
 def test_half_a_name_is_refused(target: str) -> None:
     with pytest.raises(InvalidArgument, match="dns:///HOST:PORT"):
         by_name(target)
+
+
+async def test_a_file_names_a_worker_in_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "workers"
+    file.write_text("# the first\n10.0.0.7:50071\n\n  big.example:50071  # the second\n[fd00::1]:5\n")
+    assert by_name(f"file://{file}", "GATEWAY_VERIFIERS")
+    assert await resolve(f"file://{file}") == ["10.0.0.7:50071", "big.example:50071", "[fd00::1]:5"]
+    with pytest.raises(InvalidArgument, match="whole path"):
+        by_name("file://workers", "GATEWAY_VERIFIERS")
+
+
+@pytest.mark.parametrize("content", ["10.0.0.7", "a b:1", "http://a:1", ":1", "a:x"])
+def test_a_file_with_a_slip_changes_nothing(content: str, tmp_path: Path) -> None:
+    """As a name server that fails: Discovery keeps what it knows."""
+    (tmp_path / "workers").write_text(f"good:1\n{content}\n")
+    with pytest.raises(OSError, match="is not HOST:PORT"):
+        read_addresses(tmp_path / "workers")
