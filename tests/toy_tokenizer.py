@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -12,13 +13,13 @@ from slipstream.v1 import types_pb2
 END = "<eos>"
 
 
-def toy_tokenizer(folder: Path) -> Path:
-    """Writes it."""
+def toy_tokenizer(folder: Path, specials: Sequence[str] = ()) -> Path:
+    """Writes it. `specials`: further special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in (END, *specials)])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -28,7 +29,7 @@ def toy_model(folder: Path) -> types_pb2.ModelInfo:
     tokenizer = load_tokenizer(str(folder))
     return types_pb2.ModelInfo(
         name="toy",
-        vocabulary_size=260,
+        vocabulary_size=max(260, tokenizer.get_vocab_size()),
         vocabulary_fingerprint=fingerprint(tokenizer),
         max_length=200,
         eos_token_ids=[tokenizer.token_to_id(END)],

@@ -507,7 +507,8 @@ class SessionRegistry:
         )
         wanted = request.logprobs or request.HasField("prompt_logprobs")
         shown = self._tokenizer.shown if wanted else number_only
-        return OutputStream(started, Transcript(self._tokenizer.detokenizer(), request.stop, shown))
+        special = set(request.shown_special_token_ids).difference(request.stop_token_ids)
+        return OutputStream(started, Transcript(self._tokenizer.detokenizer(special), request.stop, shown))
 
     def _new_id(self) -> str:
         return f"{self._context.random_bits(128):032x}"

@@ -11,7 +11,7 @@ How much text is final depends on the tokenizer's decoder, so there is one detok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -19,6 +19,8 @@ from tokenizers import Tokenizer
 from slipstream.tokenizer.codec import byte_level, byte_token, chain, plain_token
 from slipstream.v1 import gateway_pb2
 
+_ENDING = 16
+"""Tokens that hold what a template writes last, such as `<think>` and an end of line."""
 _PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}
 
 
@@ -35,14 +37,37 @@ class TokenDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._hidden = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {each.content: token for token, each in added.items()}
+        self._hidden = {token for token, each in added.items() if each.special}
         self._special = {tokenizer.id_to_token(token) for token in self._hidden}
         kinds = chain(tokenizer)
         self._byte_level = [kind["type"] for kind in kinds] == ["ByteLevel"]
         self._anchor = self._find_anchor() if _is_per_token(kinds) else None
         self._texts: dict[int, gateway_pb2.TokenText] = {}
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, shown: Collection[int] = ()) -> Detokenizer:
+        """`shown`: special tokens that are written into the text."""
+        plain = self._detokenizer()
+        written = {token: str(self._tokenizer.id_to_token(token)) for token in self._hidden.intersection(shown)}
+        return _Showing(plain, written) if written else plain
+
+    def control_token(self, mark: str) -> int | None:
+        """The token that is written so and that grammars take for no text: a special one, or an added one in pointed
+        brackets (llguidance's rule). None where there is none."""
+        token = self._added.get(mark)
+        return token if token in self._hidden or (mark[:1] == "<" and mark[-1:] == ">") else None
+
+    def specials(self, marks: Sequence[str]) -> list[int]:
+        """Those of the marks' tokens that have no text."""
+        return [token for mark in marks if (token := self._added.get(mark)) in self._hidden and token is not None]
+
+    def ending(self, tokens: Sequence[int]) -> str:
+        """The text of the last tokens of a prompt, special ones included."""
+        text: str = self._tokenizer.decode_batch([list(tokens[-_ENDING:])], skip_special_tokens=False)[0]
+        return text
+
+    def _detokenizer(self) -> Detokenizer:
         if self._byte_level:
             return _ByteLevel(self)
         if self._anchor is not None:
@@ -84,6 +109,21 @@ class TokenDecoder:
     def _find_anchor(self) -> tuple[int, str] | None:
         shown = ((token, self.shown(token)) for token in range(self._tokenizer.get_vocab_size(with_added_tokens=True)))
         return plain_token((token for token, word in shown if word is not None and not byte_token(word)), self.whole)
+
+
+class _Showing:
+    """Writes some special tokens into the text, each of which ends what came before it."""
+
+    def __init__(self, plain: Detokenizer, written: Mapping[int, str]) -> None:
+        self._plain = plain
+        self._written = written
+
+    def push(self, token: int) -> str:
+        text = self._written.get(token)
+        return self._plain.push(token) if text is None else self._plain.flush() + text
+
+    def flush(self) -> str:
+        return self._plain.flush()
 
 
 class _ByteLevel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -146,9 +146,9 @@ class Tokenizer:
         """The text and bytes of one token."""
         return self.encoding.shown(token)
 
-    def detokenizer(self) -> Detokenizer:
-        """A detokenizer for one session's output."""
-        return self.encoding.decoder.detokenizer()
+    def detokenizer(self, shown: Collection[int] = ()) -> Detokenizer:
+        """A detokenizer for one session's output. `shown`: special tokens that are written into its text."""
+        return self.encoding.decoder.detokenizer(shown)
 
     def _checked_size(self, text: str) -> int:
         size = len(text.encode())

@@ -8,29 +8,31 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.api.openai.chat import MAX_TOOLS, parsed_arguments
-from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields
+from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, reasoning_variables
 from gateway.text.chat_messages import MAX_MESSAGES
 from slipstream.errors import InvalidArgument
 
 
 class ContentPart(Fields):
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
 
 
 class InputItem(Fields):
-    """A message, a call that the model made, or what the call gave."""
+    """A message, what the model reasoned, a call that it made, or what the call gave."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str | None = None
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    """Stands for the reasoning of a client that has no more of it."""
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
     output: str | None = None
 
     def as_template_data(self) -> dict[str, Any] | None:
-        """The item as a message of a chat; None for one that templates do not know."""
+        """The item as a message of a chat; None for reasoning, which belongs to the next message of the model."""
         if self.type == "reasoning":
             return None
         if self.type == "function_call":
@@ -39,15 +41,28 @@ class InputItem(Fields):
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         if self.type == "function_call_output":
             return {"role": "tool", "content": self.output or "", "tool_call_id": self.call_id}
-        content = (
-            self.content if isinstance(self.content, str | None) else "\n".join(part.text for part in self.content)
-        )
-        return {"role": self.role or "user", "content": content or ""}
+        return {"role": self.role or "user", "content": self.text}
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or self.summary or ())
 
 
 def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     """The items as messages of a chat."""
-    return [data for item in items if (data := item.as_template_data())]
+    messages, reasoning = list[dict[str, Any]](), ""
+    for item in items:
+        data = item.as_template_data()
+        if data is None:
+            reasoning = item.text
+            continue
+        if reasoning and data["role"] == "assistant":
+            data["reasoning_content"] = reasoning
+        messages.append(data)
+        reasoning = ""
+    return messages
 
 
 class FunctionTool(Fields):
@@ -71,6 +86,12 @@ class TextField(Fields):
     verbosity: str | None = None
 
 
+class ReasoningField(Fields):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 
@@ -88,7 +109,9 @@ class ResponseRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     text: TextField | None = None
     truncation: str | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: ReasoningField | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template, such as `enable_thinking`."""
     include: list[str] | None = None
     parallel_tool_calls: bool | None = None
 
@@ -105,6 +128,10 @@ class ResponseRequest(SamplingFields):
     def system_data(self) -> list[dict[str, Any]]:
         """The instructions, which hold for this response alone."""
         return [{"role": "system", "content": self.instructions}] if self.instructions else []
+
+    def template_variables(self) -> dict[str, Any]:
+        effort = self.reasoning.effort if self.reasoning else None
+        return {**reasoning_variables(effort), **(self.chat_template_kwargs or {})}
 
     def template_data(self) -> list[dict[str, Any]]:
         """The input as messages of a chat."""

@@ -12,30 +12,31 @@ import json
 import re
 import time
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.errors import FieldNotFound
 from gateway.api.http.reply import Answer, Follow, Reply, answer_of_events
-from gateway.api.openai.chat import call_format, forced_name
+from gateway.api.openai.chat import forced_name
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.api.openai.response_fields import InputItem, ResponseRequest, messages_of
 from gateway.api.openai.usage import accepted_and_rejected, mixture, speculation_metrics
 from gateway.auth.tenant import Tenant
 from gateway.request_context import RequestContext
+from gateway.requests.answers import AnswerPlan, AnswerWish, plan_of, template_source
 from gateway.requests.texts import chat_of
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
+from gateway.text.answers.formats import AnswerFormat, fitted
 from gateway.text.chat_messages import MAX_MESSAGES
-from gateway.text.tool_calls import forced_call, new_reader
 from gateway.text.worker import inflated
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -58,23 +59,28 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         asked.check()
         context, tools = context_of(request.scope), asked.tool_data()
-        format = call_format(parts, tools)
+        variables = asked.template_variables()
+        name, single = forced_name(asked.tool_choice), asked.parallel_tool_calls is False
+        plan = plan_of(parts.tokenizer, parts.config, AnswerWish(tools, variables, name, asked.structure(), single))
         before = (
             await _conversation(parts, asked.previous_response_id, context.tenant) if asked.previous_response_id else []
         )
         messages = [*before, *asked.template_data()]
         if len(messages) > MAX_MESSAGES:
             raise InvalidArgument(f"The conversation is above {MAX_MESSAGES} messages; begin another one.")
-        prompt = chat_of(parts.tokenizer, [*asked.system_data(), *messages], tools)
-        wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
-        stored = StoredResponse(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id)
+        conversation = fitted([*asked.system_data(), *messages], template_source(parts.tokenizer, tools))
+        prompt = chat_of(parts.tokenizer, conversation, tools, variables)
+        wanted = asked.to_generate(None, 0, plan)
+        stored = StoredResponse(
+            int(time.time()), plan.format, asked.metadata or {}, messages, asked.previous_response_id
+        )
         (texts,) = asked.texts([prompt], parts.tokenizer)
         texts.keep = None if asked.store is False else partial(_pack, parts, stored, context.tenant)
         generate = partial(parts.sessions.generate, wanted, context, texts=texts)
         idle_s = parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
-        return answer_of_events(_events(stored), generate, context, idle_s, stream=bool(asked.stream))
+        return answer_of_events(_events(parts, stored), generate, context, idle_s, stream=bool(asked.stream))
 
     @router.get("/v1/responses/{name}")
     async def read(
@@ -88,7 +94,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         session, stored = await _stored(parts, name, context.tenant)
         if stream or session.finish_reason:
             resume = partial(_resume, parts, session.key.id, context)
-            return answer_of_events(_events(stored, starting_after), resume, context, idle_s, stream=stream)
+            return answer_of_events(_events(parts, stored, starting_after), resume, context, idle_s, stream=stream)
         started = gateway_pb2.Started(session_id=session.key.id, model=session.model)
         return Answer(lambda reply: reply.send_json(_response(stored, started, [], None)), idle_s)
 
@@ -141,7 +147,7 @@ async def _conversation(parts: HttpDependencies, name: str, tenant: Tenant) -> l
             "There is no such response: it was not stored, or expired. Send the whole conversation as input.",
             reason="PREVIOUS_RESPONSE_NOT_FOUND",
         ) from error
-    made = _events(stored)
+    made = _events(parts, stored)
     for event in events:
         made.read(event)
     output = [InputItem.model_validate(item) for item in made.whole()["output"]]
@@ -204,8 +210,8 @@ def _response(
     return record | mixture(finished.statistics)
 
 
-def _events(stored: StoredResponse, after: int = -1) -> ResponseEvents:
-    return ResponseEvents(stored.format, partial(_response, stored), after)
+def _events(parts: HttpDependencies, stored: StoredResponse, after: int = -1) -> ResponseEvents:
+    return ResponseEvents(AnswerPlan(stored.format, parts.tokenizer), partial(_response, stored), after)
 
 
 def _status(finished: gateway_pb2.Finished | None) -> tuple[str, dict[str, str] | None]:
@@ -247,6 +253,11 @@ class StoredLimits:
         return len(written) <= self.size and sum(map(written.count, (b",", b"[", b"{"))) <= self.values
 
 
+def _from_name(value: Any) -> Any:
+    """Earlier records have the name of the calls' format alone."""
+    return {"calls": value} if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """What a response leaves for requests that come later, in the record of its session, where no client can write it:
@@ -254,8 +265,8 @@ class StoredResponse:
 
     created_at: int
     """Unix seconds."""
-    format: str
-    """The format of tool calls in the output."""
+    format: Annotated[AnswerFormat, BeforeValidator(_from_name)]
+    """How the output is read."""
     metadata: dict[str, str]
     messages: list[dict[str, Any]]
     """The conversation up to the output, as chat templates read it, without instructions."""
@@ -263,7 +274,7 @@ class StoredResponse:
 
     def written(self, limits: StoredLimits) -> bytes:
         """As JSON. Raises InvalidArgument for a conversation above the limits."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)} | {"format": asdict(self.format)}
         written = json.dumps(values, ensure_ascii=False).encode()
         if not limits.hold(written):
             raise InvalidArgument(
@@ -283,7 +294,6 @@ def read_stored(written: bytes, limits: StoredLimits) -> StoredResponse:
         if not limits.hold(written):
             raise ValueError("above the limits")
         stored = _READER.validate_json(written)
-        new_reader(stored.format)
     except (ValueError, KeyError):  # without what was read, which may be anybody's text
         raise NotFound("There is no such response.", reason="NO_RESPONSE") from None
     return stored

@@ -1,0 +1,106 @@
+"""How the answer to a request is held to what the request forces, and read: as text, reasoning and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gateway.config import GatewayConfig
+from gateway.text.answers.formats import THOUGHTS, AnswerFormat, answer_format
+from gateway.text.answers.grammar import CLOSED, OPEN, PLAIN, structure_of
+from gateway.text.answers.reader import AnswerReader, CallBegan
+from gateway.text.chat_template import Message
+from gateway.text.tokenizer import Tokenizer, is_short
+from slipstream.errors import InvalidArgument
+from slipstream.tokenizer.structured_output import StructuredOutput
+from slipstream.v1 import gateway_pb2
+
+_PROBE: Sequence[Message] = ({"role": "user", "content": "x"},)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    format: AnswerFormat = field(default_factory=AnswerFormat)
+    tokenizer: Tokenizer | None = None
+    """None where everything is text."""
+    structure: StructuredOutput | None = None
+    """What the output is held to."""
+    shown: Sequence[int] = ()
+    """Special tokens whose text the reader needs."""
+    opened: bool | None = None
+    """Whether the answer goes on within reasoning; None: as the prompt ends."""
+
+    def reader(self, started: gateway_pb2.Started) -> AnswerReader:
+        """A reader of the session's whole output."""
+        return self.format.reader(opened=self._opened(started.prompt_token_ids))
+
+    def call_id(self, started: gateway_pb2.Started, index: int, call: CallBegan) -> str:
+        """The id of the session's call number `index`."""
+        return self.format.call_id(started.session_id, index, call)
+
+    def _opened(self, prompt: Sequence[int]) -> bool:
+        begin = self.format.begin_of_thoughts
+        if self.opened is not None or not begin or self.tokenizer is None:
+            return bool(self.opened)
+        return self.tokenizer.encoding.decoder.ending(prompt).rstrip().endswith(begin)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerWish:
+    """What a request says about its answer."""
+
+    tools: Sequence[Mapping[str, Any]]
+    """As templates know them."""
+    variables: Mapping[str, Any]
+    """Of the template."""
+    name: str | None = None
+    """Of the tool that has to be called, or ANY; None where the model decides."""
+    own: StructuredOutput | None = None
+    """The structure that the request asks for."""
+    single: bool = False
+    """One call at most."""
+    prefill: str | None = None
+    """The answer's beginning, where the request has it."""
+
+
+def plan_of(tokenizer: Tokenizer, config: GatewayConfig, wish: AnswerWish) -> AnswerPlan:
+    """Raises FailedPrecondition for tools that the template does not take, and InvalidArgument for a forced call of a
+    tool that is not among them."""
+    template, settings = template_source(tokenizer, wish.tools), (config.tool_calls, config.reasoning)
+    forced = wish.name is not None
+    format = answer_format(template, wish.tools, settings, forced=forced, single=wish.single)
+    decoder = tokenizer.encoding.decoder
+    opened = None if wish.prefill is None else _is_open(wish.prefill, format)
+    end = partial(_end_of_prompt, tokenizer, format, wish, opened)
+    structure = structure_of(format, wish.tools, wish.name, wish.own, end, decoder.control_token)
+    if format.plain:
+        return AnswerPlan(format, None, structure)
+    return AnswerPlan(format, tokenizer, structure, decoder.specials(format.marks), opened)
+
+
+def template_source(tokenizer: Tokenizer, tools: Sequence[Any]) -> str:
+    """The template in Jinja; empty without one, which raises an error where the conversation is written."""
+    given = tokenizer.chat_template.given
+    return "" if given is None else given.chosen(tools=bool(tools))
+
+
+def _is_open(prefill: str, format: AnswerFormat) -> bool:
+    """Whether reasoning is not closed in the beginning of an answer."""
+    thoughts = THOUGHTS.get(format.thoughts)
+    return thoughts is not None and prefill.rfind(thoughts.begin) > prefill.rfind(thoughts.end)
+
+
+def _end_of_prompt(tokenizer: Tokenizer, format: AnswerFormat, wish: AnswerWish, opened: bool | None) -> str:
+    """How prompts end, as a short one shows: the structure is compiled before a prompt is written."""
+    if opened is not None:
+        return OPEN if opened else CLOSED
+    thoughts, tools = THOUGHTS.get(format.thoughts), wish.tools[:1]
+    if thoughts is None or not is_short([list(tools), wish.variables]):
+        return PLAIN
+    try:
+        ending = tokenizer.chat_template.render(_PROBE, tools, wish.variables).rstrip()
+    except InvalidArgument:
+        return PLAIN
+    return OPEN if ending.endswith(thoughts.begin) else CLOSED if ending.endswith(thoughts.end) else PLAIN
