@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from gateway.config import GatewayConfig
-from gateway.text.answers.formats import THOUGHTS, AnswerFormat, answer_format
+from gateway.text.answers.formats import NONE, THOUGHTS, AnswerFormat, answer_format
 from gateway.text.answers.grammar import CLOSED, OPEN, PLAIN, structure_of
 from gateway.text.answers.reader import AnswerReader, CallBegan
+from gateway.text.answers.reasoning_tokens import ReasoningTokens
 from gateway.text.chat_template import Message
 from gateway.text.tokenizer import Tokenizer, is_short
 from slipstream.errors import InvalidArgument
@@ -35,6 +36,13 @@ class AnswerPlan:
     def reader(self, started: gateway_pb2.Started) -> AnswerReader:
         """A reader of the session's whole output."""
         return self.format.reader(opened=self._opened(started.prompt_token_ids))
+
+    def reasoning_tokens(self, started: gateway_pb2.Started) -> ReasoningTokens | None:
+        """Counts those of the session's output; None where there are none."""
+        if self.tokenizer is None or self.format.thoughts == NONE:
+            return None
+        opened = self._opened(started.prompt_token_ids)
+        return ReasoningTokens(self.format, self.tokenizer.encoding.decoder, opened=opened)
 
     def call_id(self, started: gateway_pb2.Started, index: int, call: CallBegan) -> str:
         """The id of the session's call number `index`."""

@@ -83,6 +83,15 @@ def tools(published: Published) -> list[dict[str, Any]]:
     ]
 
 
+def reasoning_tokens(place: Place, published: Published) -> int:
+    """Between the marks, each of which is a token; a byte is one, too."""
+    text = published.text
+    for begin, end in (("<|channel|>analysis<|message|>", "<|end|>"), ("<think>", "</think>")):
+        if end in text:
+            return len((text if published.opened else text.partition(begin)[2]).partition(end)[0].encode())
+    return 0
+
+
 def split(published: Published) -> tuple[str, str, list[tuple[str, Any]]]:
     """Text, reasoning and calls."""
     wanted = published.wanted
@@ -102,9 +111,12 @@ async def test_clients_have_text_reasoning_and_calls(place: Place, published: Pu
 
 async def check_chat(place: Place, published: Published) -> None:
     asked: Any = {"model": "toy", "messages": MESSAGES, "tools": tools(published) or openai.NOT_GIVEN}
-    message = (await place.openai.chat.completions.create(**asked)).choices[0].message
+    answer = await place.openai.chat.completions.create(**asked)
+    message, usage = answer.choices[0].message, answer.usage
+    assert usage is not None and usage.completion_tokens_details is not None
     calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
     extra = message.model_extra or {}
+    assert usage.completion_tokens_details.reasoning_tokens == reasoning_tokens(place, published)
     assert (message.content or "", extra.get("reasoning", ""), calls) == split(published)
     assert extra.get("reasoning_content") == extra.get("reasoning")
     async with place.openai.chat.completions.stream(**asked) as stream:
@@ -130,6 +142,8 @@ async def check_responses(place: Place, published: Published) -> None:
         thoughts = [item for item in response.output if item.type == "reasoning"]
         assert (response.output_text, found) == (text, calls)
         assert "".join(part.text for item in thoughts for part in item.content or ()) == reasoning
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens == reasoning_tokens(place, published)
     assert ("response.reasoning_text.delta" in kinds) == bool(reasoning)
     assert ("response.function_call_arguments.delta" in kinds) == bool(calls)
     await place.openai.responses.create(model="toy", input="More?", previous_response_id=made.id)

@@ -166,7 +166,9 @@ class ChatCall(Call):
         self.rereads = not plan.format.plain
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        answer = _Answer(choice, self._plan)
+        answer = self._answers[choice.index] = _Answer(choice, self._plan)
+        if answer.reasoned is not None:
+            answer.reasoned.add(choice.token_ids)
         delta = answer.read(choice.text, finished=True)
         calls = delta.pop("tool_calls", [])
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None} | delta
@@ -182,10 +184,16 @@ class ChatCall(Call):
             self._answers[choice.index] = _Answer(choice, self._plan)
             return None if stream.resumed else self._choice(choice, {"delta": {"role": "assistant", "content": ""}})
         answer = self._answers[choice.index]
+        if answer.reasoned is not None and isinstance(event, gateway_pb2.Delta):
+            answer.reasoned.add(event.token_ids)
         delta = answer.read(stream.take_text(), finished=choice.finished is not None, known=stream.known)
         if not (delta or choice.finished):
             return None
         return self._choice(choice, {"delta": delta}, called=answer.calls > 0)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(answer.reasoned.count for answer in self._answers.values() if answer.reasoned)
 
     def _choice(self, choice: Choice, content: dict[str, Any], *, called: bool = False) -> dict[str, Any]:
         logprobs = {"content": [_logprob(each) for each in choice.logprobs], "refusal": None}
@@ -210,6 +218,7 @@ class _Answer:
         self._started = choice.started
         self._plan = plan
         self._reader = plan.reader(choice.started)
+        self.reasoned = plan.reasoning_tokens(choice.started)
         self.calls = 0
         """Calls so far."""
 

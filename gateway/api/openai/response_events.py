@@ -13,6 +13,7 @@ from typing import Any
 from gateway.requests.answers import AnswerPlan
 from gateway.sessions.output_stream import Event
 from gateway.text.answers.reader import AnswerReader, Arguments, CallBegan, CallEnded, Part, PlainReader, Reasoning
+from gateway.text.answers.reasoning_tokens import ReasoningTokens
 from slipstream.v1 import gateway_pb2
 
 FIRST = 2
@@ -37,6 +38,7 @@ class ResponseEvents:
         """`plan`: of the answer. `after`: the number up to which the client has the events."""
         self._plan = plan
         self._reader: AnswerReader = PlainReader()
+        self._reasoned: ReasoningTokens | None = None
         self._record = record
         self._after = after
         self._started = gateway_pb2.Started()
@@ -63,6 +65,8 @@ class ResponseEvents:
         if isinstance(event, gateway_pb2.Started):
             self._start(event)
         elif isinstance(event, gateway_pb2.Delta):
+            if self._reasoned is not None:
+                self._reasoned.add(event.token_ids)
             for piece in self._pieces(event.text):
                 self._advance(len(piece))
                 for part in self._reader.push(piece):
@@ -83,7 +87,7 @@ class ResponseEvents:
 
     def _start(self, started: gateway_pb2.Started) -> None:
         self._started = started
-        self._reader = self._plan.reader(started)
+        self._reader, self._reasoned = self._plan.reader(started), self._plan.reasoning_tokens(started)
         for number, name in enumerate(("response.created", "response.in_progress")):
             if number > self._after:
                 made = {"type": name, "sequence_number": number, "response": self._record(started, [], None)}
@@ -97,6 +101,8 @@ class ResponseEvents:
             self._open_item(MESSAGE)
         self._close_item()
         self._response = response = self._record(self._started, self._output, finished)
+        if self._reasoned is not None:
+            response["usage"]["output_tokens_details"]["reasoning_tokens"] = self._reasoned.count
         names = {"completed": "completed", "failed": "failed"}
         self._emit(f"response.{names.get(response['status'], 'incomplete')}", response=response)
 
