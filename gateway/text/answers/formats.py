@@ -113,7 +113,7 @@ class AnswerFormat:
         """Strings that have to be in the text, if they are control tokens."""
         thoughts = THOUGHTS.get(self.thoughts)
         marks = (*self._calls.marks, *((thoughts.begin, thoughts.end) if thoughts else ()))
-        return (*marks, *_HARMONY_MARKS) if self.thoughts == HARMONY else marks
+        return tuple(dict.fromkeys((*marks, *_HARMONY_MARKS))) if self.thoughts == HARMONY else marks
 
     def reader(self, *, opened: bool = False) -> AnswerReader:
         """`opened`: the prompt ends with `begin_of_thoughts`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from gateway.text.answers.reader import Marks, NotACall, Steps, TextReader
+from gateway.text.answers.reader import Arguments, Marks, NotACall, Steps, TextReader
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 MOST_DEPTH = 64
@@ -15,6 +15,8 @@ _WORD = re.compile(r"[^\s,:=\"'()\[\]{}]+")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _STRINGS = {quote: re.compile(rf"[^{quote}\\\n]+") for quote in "'\""}
+_ALONE = {quote: re.compile(rf"[^{quote}\"\\\x00-\x1f]+") for quote in "'\""}
+"""Characters of a string that stand so in JSON."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "0": "\0", "\n": ""}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _PYTHON = Marks(PYTHON_START)
@@ -131,15 +133,23 @@ class PythonicReader(TextReader):
     def _string(self, quote: str) -> Steps[None]:
         self._take(self._at + 1)
         self._argue('"')
-        while (character := (yield from self._peek())) != quote:
+        while (yield from self._peek_in(quote)) != quote:
             if found := _STRINGS[quote].match(self._text, self._at):
                 self._argue(_in_json(self._take(found.end())))
-            elif character == "\\":
+            elif self._text[self._at] == "\\":
                 self._argue(json.dumps((yield from self._escape()))[1:-1])  # two escapes may make one character
-            else:  # the end of the text, or of a line
+            else:  # the end of a line
                 raise NotACall
         self._take(self._at + 1)
         self._argue('"')
+
+    def _peek_in(self, quote: str) -> Steps[str]:
+        """The next character of a string. Raises NotACall at the end of the text."""
+        while self._at == len(self._text):
+            if self._over:
+                raise NotACall
+            yield from self._wait(_ALONE[quote], Arguments)
+        return self._text[self._at]
 
     def _escape(self) -> Steps[str]:
         self._take(self._at + 1)

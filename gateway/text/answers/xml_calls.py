@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.text.answers.json_calls import BEGIN, END
-from gateway.text.answers.reader import Marks, NotACall, Steps, TextReader, Thoughts
+from gateway.text.answers.reader import Arguments, Marks, NotACall, Steps, TextReader, Thoughts
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -83,20 +84,22 @@ class XmlReader(TextReader):
         self._argue(json.dumps(_read(value, types), ensure_ascii=False))
 
     def _text_value(self, end: Marks, *, lines: bool) -> Steps[None]:
-        began, held = False, ""
+        began = False
 
         def add(text: str) -> None:
-            nonlocal began, held
-            text, held = held + text, ""
+            nonlocal began
             if lines:
                 text = text if began else text.removeprefix("\n")
-                held = "\n" if text.endswith("\n") else ""
-                text = text.removesuffix("\n")
+                kept = text.removesuffix("\n")
+                text, self._lines = "".join((*self._lines, kept)), ["\n"] if kept != text else []
             began = True
             self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
 
         self._argue('"')
-        if not (yield from self._until(end, add)):
+        self._lines = []
+        ended = yield from self._until(end, add, _ALONE, Arguments)
+        self._lines = []
+        if not ended:
             raise NotACall
         self._argue('"')
 
@@ -208,6 +211,8 @@ def _no_json(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
+_ALONE = re.compile(r'[^<"\\\x00-\x1f]+')
+"""Characters of a text that stand so in JSON, and begin no mark."""
 _QWEN = Marks(BEGIN, FUNCTION)
 _PARAMETERS = Marks(PARAMETER, FUNCTION_END)
 _PARAMETER_END = Marks(PARAMETER_END)
