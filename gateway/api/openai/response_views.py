@@ -16,7 +16,8 @@ from slipstream.errors import NotFound
 from slipstream.v1 import gateway_pb2
 
 INPUT_PREFIX = "msg_"
-_TEXT_DELTA = "response.output_text.delta"
+REASONING_PREFIX = "rs_"
+_TEXT_DELTA, _REASONING_DELTA = "response.output_text.delta", "response.reasoning_text.delta"
 
 
 def output_so_far(made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -28,7 +29,7 @@ def output_so_far(made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             items[index] = {**event["item"]}
         elif kind == "response.content_part.added":
             items[index]["content"] = [dict(event["part"])]
-        elif kind == _TEXT_DELTA:
+        elif kind in (_TEXT_DELTA, _REASONING_DELTA):
             items[index]["content"][0]["text"] += event["delta"]
         elif kind == "response.function_call_arguments.delta":
             items[index]["arguments"] += event["delta"]
@@ -68,7 +69,7 @@ class LoggedEvents:
             self._said.setdefault(made["item_id"], []).extend(self._fresh)
             self._fresh = []
             made["logprobs"] = self._said[made["item_id"]]
-        elif kind == "response.content_part.done":
+        elif kind == "response.content_part.done" and made["part"]["type"] == "output_text":
             made["part"]["logprobs"] = self._said.get(made["item_id"], [])
         elif kind.endswith(".delta"):  # of a call or of reasoning, whose tokens are no text's
             self._fresh = []
@@ -91,6 +92,10 @@ def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[s
             item = {"type": "function_call_output", "call_id": call, "output": text, "status": "completed"}
             items.append({"id": id, **item})
             continue
+        if reasoning := message.get("reasoning_content"):
+            part = {"type": "reasoning_text", "text": reasoning}
+            known = {"id": f"{REASONING_PREFIX}{session}_{place}", "type": "reasoning", "status": "completed"}
+            items.append({**known, "summary": [], "content": [part]})
         if text or not message.get("tool_calls"):
             kind = "output_text" if role == "assistant" else "input_text"
             part = {"type": kind, "text": text} | ({"annotations": []} if role == "assistant" else {})
