@@ -14,7 +14,7 @@ import pytest
 
 from gateway.store.memory import MemoryBackend, MemoryStore
 from tests.answers import PUBLISHED, TEMPLATES, Call, Published, Reasoning
-from tests.front import Setting
+from tests.front import Setting, with_logprobs
 from tests.toy_tokenizer import toy_tokenizer
 from tests.web import CHAT_TEMPLATE, Web, events_of, web, web_of
 
@@ -238,6 +238,12 @@ async def test_wishes_to_reason_reach_the_template(place: Place, path: str, fiel
     if path == ANTHROPIC:
         count = await web.post("/v1/messages/count_tokens", {"messages": MESSAGES} | field)
         assert count.json()["input_tokens"] == len(place.verifier.opens()[-1].prefix.token_ids)
+    if path == RESPONSES:
+        count = await web.post("/v1/responses/input_tokens", prompt | field)
+        assert count.json()["input_tokens"] == len(place.verifier.opens()[-1].prefix.token_ids)
+    if path == CHAT:
+        count = await web.post("/tokenize", prompt | field)
+        assert count.json()["tokens"] == list(place.verifier.opens()[-1].prefix.token_ids)
 
 
 async def test_what_was_reasoned_comes_back_to_the_template(place: Place) -> None:
@@ -277,3 +283,42 @@ async def test_a_prefill_goes_on_within_the_reasoning_that_it_began(place: Place
         made = await web.post(CHAT, {"messages": said, "continue_final_message": True, "add_generation_prompt": False})
         message = made.json()["choices"][0]["message"]
         assert bool(message.get("reasoning")) == reasoned, message
+
+
+async def test_an_answer_goes_on_within_the_reasoning_of_the_last_message(place: Place) -> None:
+    written = "{{ message.content }}({{ message.reasoning_content }})"
+    web = await place.start(REASONED, CHAT_TEMPLATE.replace("{{ message.content }}", written))
+    said = [*MESSAGES, {"role": "assistant", "content": "", "reasoning": "Well"}]
+    asked = {"messages": said, "chat_template_kwargs": {"continue_final_message": "reasoning_content"}}
+    message = (await web.post(CHAT, asked)).json()["choices"][0]["message"]
+    assert place.prompt().endswith("<assistant>(Well")
+    assert message["reasoning"] and message["content"]
+
+
+async def test_reasoning_is_an_item_of_the_conversation(place: Place) -> None:
+    web = await place.start(REASONED, CHAT_TEMPLATE.replace("{{ message.content }}", "{{ message | tojson }}"))
+    first = (await web.post(RESPONSES, {"input": "Hi"})).json()
+    reasoning, message = first["output"]
+    second = (await web.post(RESPONSES, {"input": "More", "previous_response_id": first["id"]})).json()
+    prompt = place.prompt()
+    listed = (await web.client.get(f"{RESPONSES}/{second['id']}/input_items?order=asc")).json()["data"]
+    assert [item["type"] for item in listed] == ["message", "reasoning", "message", "message"]
+    assert listed[1]["content"] == reasoning["content"]
+    assert listed[2]["content"][0]["text"] == message["content"][0]["text"]
+    for items in ([reasoning, message], listed[1:3]):
+        referred = [{"type": "item_reference", "id": item["id"]} for item in items]
+        asked = [{"role": "user", "content": "Hi"}, *referred, {"role": "user", "content": "More"}]
+        assert (await web.post(RESPONSES, {"input": asked})).status_code == 200
+        assert place.prompt() == prompt and reasoning["content"][0]["text"] in prompt
+
+
+@pytest.mark.parametrize("per_round", [1, 7, 100])
+async def test_log_probabilities_are_those_of_the_text_behind_the_reasoning(place: Place, per_round: int) -> None:
+    web = await place.start(REASONED, per_round=per_round)
+    place.verifier.mangle = with_logprobs
+    asked = {"input": "Hi", "include": ["message.output_text.logprobs"], "stream": True}
+    events = [event.json for event in await web.events(RESPONSES, asked)]
+    reasoning, message = events[-1]["response"]["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": reasoning["content"][0]["text"]}]
+    (part,) = message["content"]
+    assert part["text"] and "".join(each["token"] for each in part["logprobs"]).startswith(part["text"])

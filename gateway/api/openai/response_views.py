@@ -44,6 +44,8 @@ class LoggedEvents:
         self._events = events
         self._fresh: list[dict[str, Any]] = []
         """Of tokens whose text no event has yet."""
+        self._begins = False
+        """Whether text begins behind an item of another kind."""
         self._said: dict[str, list[dict[str, Any]]] = {}
         """Of all tokens of each item's text."""
 
@@ -52,10 +54,12 @@ class LoggedEvents:
 
     def read(self, event: Event) -> list[dict[str, Any]]:
         made = self._events.read(event)
-        if isinstance(event, gateway_pb2.Delta):
-            self._fresh += map(logprob_entry, event.logprobs)
+        entries = [logprob_entry(each) for each in event.logprobs] if isinstance(event, gateway_pb2.Delta) else []
+        self._fresh += entries
         for each in made:
             self._add(each)
+            if each["type"] == "response.output_item.done" and each["item"]["type"] != "message":
+                self._fresh, self._begins = entries, True
         if isinstance(event, gateway_pb2.Finished):
             self._fill(self._events.whole()["output"])
         return made
@@ -63,6 +67,8 @@ class LoggedEvents:
     def _add(self, made: dict[str, Any]) -> None:
         kind = made["type"]
         if kind == _TEXT_DELTA:
+            if self._begins:
+                self._fresh, self._begins = _last_of(self._fresh, len(made["delta"])), False
             made["logprobs"], self._fresh = self._fresh, []
             self._said.setdefault(made["item_id"], []).extend(made["logprobs"])
         elif kind == "response.output_text.done":
@@ -80,6 +86,15 @@ class LoggedEvents:
         for item in items:
             for part in item["content"] if item["type"] == "message" else ():
                 part["logprobs"] = self._said.get(item["id"], [])
+
+
+def _last_of(entries: Sequence[dict[str, Any]], characters: int) -> list[dict[str, Any]]:
+    """The last tokens, as many as have so many characters."""
+    at = len(entries)
+    while at and characters > 0:
+        at -= 1
+        characters -= len(entries[at]["token"])
+    return list(entries[at:])
 
 
 def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
