@@ -178,8 +178,15 @@ class ResponseRequest(ResponseTokensRequest):
         self.max_tokens = self.max_output_tokens or self.max_tokens
 
     def returned(self) -> dict[str, Any]:
-        """What the response gives back of the request."""
-        return self.model_dump(include=set(RETURNED), exclude_unset=True, by_alias=True, mode="json")
+        """What the response gives back of the request. Raises InvalidArgument for what is nested too deeply."""
+        try:
+            return self.model_dump(include=set(RETURNED), exclude_unset=True, by_alias=True, mode="json")
+        except ValueError as error:
+            raise InvalidArgument(
+                "The request is nested too deeply; make its tools' parameters flatter.",
+                reason="TOO_DEEP",
+                field="tools",
+            ) from error
 
     @property
     def wants_logprobs(self) -> bool:

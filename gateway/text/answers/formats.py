@@ -117,7 +117,7 @@ class AnswerFormat:
         return tuple(dict.fromkeys((*marks, *_HARMONY_MARKS))) if self.thoughts == HARMONY else marks
 
     def reader(self, *, opened: bool = False, within: bool = False) -> AnswerReader:
-        """`opened`: the prompt ends with `begin_of_thoughts`. `within`: the text goes on from the prompt's reasoning."""
+        """`opened`: the prompt ends with `begin_of_thoughts`. `within`: the text goes on from its reasoning."""
         if self.plain:
             return PlainReader()
         found = THOUGHTS.get(self.thoughts)

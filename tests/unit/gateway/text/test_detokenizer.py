@@ -128,6 +128,24 @@ def test_special_tokens_are_written_where_they_are_asked_for(name: str, data: st
     assert text.replace(" ", "") == "<eos>".join(runs).replace(" ", "")
 
 
+@pytest.mark.parametrize("name", sorted(TOKENIZERS.keys() - {"byte-level"}))
+@given(data=st.data())
+def test_behind_a_prompt_special_tokens_stand_in_the_text_that_it_has_without_them(
+    name: str, data: st.DataObject
+) -> None:
+    tokenizer = TOKENIZERS[name]
+    end = tokenizer.token_to_id("<eos>")
+    ids = range(tokenizer.get_vocab_size(with_added_tokens=True))
+    whole = [token for token in ids if not (tokenizer.id_to_token(token) or "").startswith("<0x")]
+    before = data.draw(st.lists(st.sampled_from(whole), max_size=6))
+    output = data.draw(st.lists(st.sampled_from([*whole, *[end] * 4]), max_size=12))
+    detokenizer = DECODINGS[name].detokenizer(before, [end])
+    text = "".join(map(detokenizer.push, output)) + detokenizer.flush()
+    told = tokenizer.decode(before, skip_special_tokens=True)
+    assert text.count("<eos>") == output.count(end)
+    assert told + text.replace("<eos>", "") == tokenizer.decode(before + output, skip_special_tokens=True)
+
+
 def test_marks_are_control_tokens_by_the_rule_of_grammars() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("<think>"), AddedToken("[ARGS]")])
