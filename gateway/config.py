@@ -12,7 +12,7 @@ from gateway.routing.experiment import Experiment
 from gateway.routing.experiment import parse as parse_experiment
 from gateway.routing.rules import Rule, parse
 from gateway.store.address import parse as parse_store
-from gateway.text.tool_calls import FORMATS as TOOL_FORMATS
+from gateway.text.answers.formats import CALL_FORMATS, THOUGHT_FORMATS
 from slipstream.config import require_not_negative, require_positive
 from slipstream.errors import InvalidArgument
 from slipstream.telemetry.logs import check as check_logs
@@ -57,8 +57,12 @@ class GatewayConfig:
     model_aliases: tuple[str, ...] = ()
     """Further names of models, as ALIAS=MODEL; where one model is served, ALIAS alone. Answers name the model."""
     tool_calls: str = "auto"
-    """The format in which the model calls tools: `hermes`, `llama3_json`, `mistral`; `auto` reads it off the chat
+    """The format in which the model calls tools: `hermes`, `llama3_json`, `pythonic`, `mistral`, `mistral_args`,
+    `qwen3_coder`, `deepseek_v3`, `deepseek_v31`, `kimi_k2`, `glm45`, `harmony`; `auto` reads it off the chat
     template."""
+    reasoning: str = "auto"
+    """The marks around the model's reasoning: `think` (`<think>`), `mistral` (`[THINK]`), `seed` (`<seed:think>`),
+    `harmony` (gpt-oss's channels), `none`; `auto` reads them off the chat template."""
     generation_config: str = "auto"
     """Sampling parameters of requests that set none: `auto` takes temperature, top_k, top_p, min_p and
     repetition_penalty from `generation_config.json` beside the tokenizer; `none`: temperature 1, all else off."""
@@ -168,20 +172,25 @@ class GatewayConfig:
         for verifier in self.verifiers:
             by_name(verifier, "GATEWAY_VERIFIERS")  # raises for half a name
         self._check_numbers()
-        if self.durability not in ("strict", "relaxed"):
-            raise InvalidArgument(f"GATEWAY_DURABILITY={self.durability!r}; choose strict or relaxed.")
-        if self.store_eviction not in ("warn", "refuse"):
-            raise InvalidArgument(f"GATEWAY_STORE_EVICTION={self.store_eviction!r}; choose warn or refuse.")
-        if self.mixed_arithmetic not in ("refuse", "mark"):
-            raise InvalidArgument(f"GATEWAY_MIXED_ARITHMETIC={self.mixed_arithmetic!r}; choose refuse or mark.")
-        if self.tool_calls not in TOOL_FORMATS:
-            raise InvalidArgument(f"GATEWAY_TOOL_CALLS={self.tool_calls!r}; choose one of {', '.join(TOOL_FORMATS)}.")
-        if self.generation_config not in ("auto", "none"):
-            raise InvalidArgument(f"GATEWAY_GENERATION_CONFIG={self.generation_config!r}; choose auto or none.")
+        self._check_choices()
         self.parsed_aliases()
         self._check_store()
         self._check_drafters()
         check_logs(self.log_level, self.log_format)
+
+    def _check_choices(self) -> None:
+        choices = {
+            "durability": ("strict", "relaxed"),
+            "store_eviction": ("warn", "refuse"),
+            "mixed_arithmetic": ("refuse", "mark"),
+            "tool_calls": CALL_FORMATS,
+            "reasoning": THOUGHT_FORMATS,
+            "generation_config": ("auto", "none"),
+        }
+        for name, known in choices.items():
+            if (given := getattr(self, name)) not in known:
+                listed = " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
+                raise InvalidArgument(f"{PREFIX}{name.upper()}={given!r}; choose {listed}.")
 
     def parsed_rules(self) -> tuple[Rule, ...]:
         """Raises InvalidArgument that names the rule and what is wrong with it."""

@@ -18,11 +18,19 @@ from gateway.store.session_store import SessionStore
 from slipstream.rpc.channel import channel, error_of
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
+from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2, verifier_pb2
 from tests.scripted_verifier import ScriptedVerifier, served, served_drafter
 from tests.toy_tokenizer import toy_model
 
 TEXT = "One day — der Käse 日本 lief 🚀 davon, and nobody stopped it; " * 4
+
+
+def with_logprobs(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
+    """A verifier's round with log-probabilities, which scripted ones have none of."""
+    for token in done.token_ids:
+        top = {"top_token_ids": [token, 66], "top_logprobs": [-0.5, -3.0]}
+        done.logprobs.append(types_pb2.TokenLogprobs(logprob=-0.5, **top))
+    return [done]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -12,13 +13,13 @@ from slipstream.v1 import types_pb2
 END = "<eos>"
 
 
-def toy_tokenizer(folder: Path) -> Path:
-    """Writes it."""
+def toy_tokenizer(folder: Path, specials: Sequence[str] = ()) -> Path:
+    """Writes it. `specials`: further special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in (END, *specials)])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

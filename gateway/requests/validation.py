@@ -36,6 +36,7 @@ ANNOTATION_BYTES_A_TOKEN = 4
 """An annotation may be as long as the prompt beside it, which a record keeps in 4 bytes for each token."""
 MOST_OTHER_BYTES = 1 << 18
 """Room in the message that opens a session for all but its tokens: a grammar, biases, drafters, the model's name."""
+MOST_SHOWN = 256
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 256
 
@@ -156,6 +157,7 @@ class RequestValidator:
         options = request.sampling if again else with_defaults(request.sampling, self._sampling_defaults)
         sampling = _sampling(options, model, lambda: self._random_bits(64))
         stop_token_ids = self._stop_token_ids(request, model, again=again)
+        _check_shown(request, model)
         self._check_priority(request.priority, tenant)
         structured = request.HasField("structured_output")
         sampling.check_allowed(stop_token_ids, structured=structured, least=request.min_tokens > 0)
@@ -402,6 +404,14 @@ def _check_logprobs(request: gateway_pb2.GenerateRequest) -> None:
         raise InvalidArgument(
             "top_logprobs without logprobs; set logprobs too.", reason=FIELD_MISSING, field="logprobs"
         )
+
+
+def _check_shown(request: gateway_pb2.GenerateRequest, model: types_pb2.ModelInfo) -> None:
+    shown = request.shown_special_token_ids
+    if len(shown) > MOST_SHOWN:
+        _refuse_items("shown_special_token_ids", len(shown), MOST_SHOWN, "tokens")
+    if shown:
+        _check_tokens("shown_special_token_ids", max(shown), model)
 
 
 def _check_min_tokens(request: gateway_pb2.GenerateRequest, most: int) -> None:

@@ -538,7 +538,8 @@ class SessionRegistry:
         wanted = request.logprobs or request.HasField("prompt_logprobs")
         shown = self._tokenizer.shown if wanted else number_only
         before = started.prompt_token_ids if stored.follows_prompt else ()
-        return OutputStream(started, Transcript(self._tokenizer.detokenizer(before), request.stop, shown))
+        special = set(request.shown_special_token_ids).difference(request.stop_token_ids)
+        return OutputStream(started, Transcript(self._tokenizer.detokenizer(before, special), request.stop, shown))
 
     def _new_id(self) -> str:
         return f"{self._context.random_bits(128):032x}"

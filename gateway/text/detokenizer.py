@@ -12,7 +12,7 @@ How much text is final depends on the tokenizer's decoder, so there is one detok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ from tokenizers import Tokenizer
 from slipstream.tokenizer.codec import byte_level, byte_token, chain, plain_token
 from slipstream.v1 import gateway_pb2
 
+_ENDING = 16
+"""Tokens that hold what a template writes last, such as `<think>` and an end of line."""
 _PER_TOKEN = {"Replace", "ByteFallback", "Metaspace", "WordPiece"}
 MOST_AT_AN_END = 16
 """Tokens of a prompt's beginning, or end, that decide how a decoder goes on behind it, at most."""
@@ -39,16 +41,38 @@ class TokenDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._hidden = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {each.content: token for token, each in added.items()}
+        self._hidden = {token for token, each in added.items() if each.special}
         self._special = {tokenizer.id_to_token(token) for token in self._hidden}
         kinds = chain(tokenizer)
         self._byte_level = [kind["type"] for kind in kinds] == ["ByteLevel"]
         self._anchor = self._find_anchor() if _is_per_token(kinds) else None
         self._texts: dict[int, gateway_pb2.TokenText] = {}
 
-    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(self, before: Sequence[int] = (), shown: Collection[int] = ()) -> Detokenizer:
         """`before`: tokens that the text goes on from. Without any a decoder may strip a space that the first word has
-        inside a text."""
+        inside a text. `shown`: special tokens that are written into the text."""
+        plain = self._detokenizer(before)
+        written = {token: str(self._tokenizer.id_to_token(token)) for token in self._hidden.intersection(shown)}
+        return _Showing(plain, written) if written else plain
+
+    def control_token(self, mark: str) -> int | None:
+        """The token that is written so and that grammars take for no text: a special one, or an added one in pointed
+        brackets (llguidance's rule). None where there is none."""
+        token = self._added.get(mark)
+        return token if token in self._hidden or (mark[:1] == "<" and mark[-1:] == ">") else None
+
+    def specials(self, marks: Sequence[str]) -> list[int]:
+        """Those of the marks' tokens that have no text."""
+        return [token for mark in marks if (token := self._added.get(mark)) in self._hidden and token is not None]
+
+    def ending(self, tokens: Sequence[int]) -> str:
+        """The text of the last tokens of a prompt, special ones included."""
+        text: str = self._tokenizer.decode_batch([list(tokens[-_ENDING:])], skip_special_tokens=False)[0]
+        return text
+
+    def _detokenizer(self, before: Sequence[int]) -> Detokenizer:
         if self._byte_level:
             return _ByteLevel(self)
         if self._anchor is not None:
@@ -99,6 +123,21 @@ class TokenDecoder:
         return plain_token((token for token, word in shown if word is not None and not byte_token(word)), self.whole)
 
 
+class _Showing:
+    """Writes some special tokens into the text, each of which ends what came before it."""
+
+    def __init__(self, plain: Detokenizer, written: Mapping[int, str]) -> None:
+        self._plain = plain
+        self._written = written
+
+    def push(self, token: int) -> str:
+        text = self._written.get(token)
+        return self._plain.push(token) if text is None else self._plain.flush() + text
+
+    def flush(self) -> str:
+        return self._plain.flush()
+
+
 class _ByteLevel:
     def __init__(self, decoding: TokenDecoder) -> None:
         self._decoding = decoding
@@ -130,17 +169,16 @@ class _PerToken:
             return ""
         if not self._begun:
             self._pending.append(token)
-            text = self._decoding.whole(self._pending)
-            self._begun = bool(text)
-            self._pending = self._pending if not self._begun else []
-            return text
+            return self.flush()
         return self.flush() + self._decoding.after_others([token])
 
     def flush(self) -> str:
-        tokens, self._pending = self._pending, []
-        if not tokens:
+        if not self._pending:
             return ""
-        return self._decoding.after_others(tokens) if self._begun else self._decoding.whole(tokens)
+        text = self._decoding.after_others(self._pending) if self._begun else self._decoding.whole(self._pending)
+        self._begun = self._begun or bool(text)
+        self._pending = [] if self._begun else self._pending
+        return text
 
 
 class _Whole:
@@ -155,7 +193,10 @@ class _Whole:
 
     def flush(self) -> str:
         tokens, self._tokens = self._tokens, []
+        if not tokens:
+            return ""
         text, before = self._decoding.whole([*self._before, *tokens]), self._decoding.whole(self._before)
+        self._before = self._decoding.leading(reversed([*self._before, *tokens]))[::-1]  # what a text goes on from
         return text[len(before) :] if text.startswith(before) else self._decoding.whole(tokens)
 
 

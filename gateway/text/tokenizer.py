@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -157,9 +157,10 @@ class Tokenizer:
         """The text and bytes of one token."""
         return self.encoding.shown(token)
 
-    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for one session's output. `before`: tokens that its text goes on from."""
-        return self.encoding.decoder.detokenizer(before)
+    def detokenizer(self, before: Sequence[int] = (), shown: Collection[int] = ()) -> Detokenizer:
+        """A detokenizer for one session's output. `before`: tokens that its text goes on from. `shown`: special tokens
+        that are written into it."""
+        return self.encoding.decoder.detokenizer(before, shown)
 
     def _checked_size(self, text: str) -> int:
         size = len(text.encode())

@@ -47,7 +47,7 @@ ROLE_DRAFTER: _types_pb2.Role
 ROLE_VERIFIER: _types_pb2.Role
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic", "prompt_logprobs")
+    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic", "prompt_logprobs", "shown_special_token_ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class GenerateRequest(_message.Message):
     ANNOTATION_FIELD_NUMBER: _ClassVar[int]
     MIXED_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_SPECIAL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     prompt_token_ids: TokenIds
@@ -90,7 +91,8 @@ class GenerateRequest(_message.Message):
     annotation: bytes
     mixed_arithmetic: bool
     prompt_logprobs: int
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    shown_special_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., shown_special_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
     __slots__ = ("owner", "revision", "vocabulary_fingerprint", "edited_tokens", "arithmetics", "response", "moves", "follows_prompt")

@@ -22,10 +22,10 @@ from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
 from gateway.api.openai.models import DetokenizeRequest, TokenizeRequest
 from gateway.api.openai.response_fields import ResponseRequest
+from gateway.text.answers.formats import CALLS, HARMONY, THINK, AnswerFormat
 from gateway.text.chat_messages import read_chat
 from gateway.text.encoding import TextEncoding
 from gateway.text.json_body import put_together, take_apart
-from gateway.text.tool_calls import HERMES, LLAMA, MISTRAL, Part, new_reader
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.rpc.proto_conversion import sampling_from_proto, structure_from_proto
 from slipstream.speculation.candidate_tree import CandidateTree
@@ -33,6 +33,7 @@ from slipstream.speculation.frame import TreeLimits
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
+from tests.answers import read
 from tests.toy_tokenizer import toy_tokenizer
 from verifier_svc.sources.flow_control import read_frame
 
@@ -86,8 +87,8 @@ def bodies(data: bytes) -> bool:
         asked: Any = model.model_validate(value)
     except ValidationError:
         return False
-    for read in ("template_data", "tool_data", "prompts", "check", "template_variables", "forced_name", "sampling"):
-        found = _typed(partial(getattr, asked, read, None))
+    for name in ("template_data", "tool_data", "prompts", "check", "template_variables", "forced_name", "sampling"):
+        found = _typed(partial(getattr, asked, name, None))
         if callable(found):
             _typed(found)
     if hasattr(asked, "to_generate"):
@@ -147,34 +148,22 @@ def templates(data: bytes) -> bool:
 def tools(data: bytes) -> bool:
     """A model's text, cut into pieces at places that the first bytes choose: parts do not depend on the cuts."""
     cuts, text = data[1:5], data[5:].decode("utf-8", "replace")
-    for format in (HERMES, LLAMA, MISTRAL):
-        whole, pieces = _read(format, [text]), _read(format, _cut(text, cuts))
-        assert whole == pieces
-        single, runs = new_reader(format), new_reader(format)
-        at = 0
+    names = list(CALLS)
+    for name in names if len(text) < 400 else names[data[0] % len(names) :][:2]:
+        format = AnswerFormat(name, HARMONY if name == HARMONY else THINK, {"f": {}, "look": {"at": ["string"]}})
+        assert read(format, [text]) == read(format, _cut(text, cuts))
+        single, runs, at = format.reader(), format.reader(), 0
         while at < len(text):
-            silent, certain = runs.silent(text, at), runs.certain(text, at)
-            step = max(silent, certain, 1)
+            run = runs.run(text, at)
+            step = max(run, 1)
             returned = [single.push(each) for each in text[at : at + step]]
-            assert not any(returned[:silent])
-            assert returned[:certain] == [[each] for each in text[at : at + certain]]
+            if run and any(returned):
+                kinds = {type(part) for parts in returned for part in parts}
+                assert len(kinds) == 1 and len(returned) == sum(map(len, returned))
             for each in text[at : at + step]:
                 runs.push(each)
             at += step
     return True
-
-
-def _read(format: str, pieces: list[str]) -> list[Part]:
-    reader = new_reader(format)
-    parts = [part for piece in pieces for part in reader.push(piece)] + reader.finish()
-    joined: list[Part] = []
-    for part in parts:
-        before = joined[-1] if joined else None
-        if isinstance(part, str) and isinstance(before, str):
-            joined[-1] = before + part
-        elif part:
-            joined.append(part)
-    return joined
 
 
 def _cut(text: str, cuts: bytes) -> list[str]:

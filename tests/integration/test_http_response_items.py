@@ -11,8 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from slipstream.v1 import types_pb2, verifier_pb2
-from tests.front import Setting
+from tests.front import Setting, with_logprobs
 from tests.integration.test_http_responses import TOOLS, Pair
 
 
@@ -110,13 +109,6 @@ async def test_a_response_gives_back_what_was_sent(pair: Pair) -> None:
     made = (await first.post("/v1/responses", {"input": "Hi"} | sent)).json()
     assert {name: made[name] for name in sent} == sent
     assert (await second.client.get(f"/v1/responses/{made['id']}")).json() == made
-
-
-def with_logprobs(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
-    for token in done.token_ids:
-        top = {"top_token_ids": [token, 66], "top_logprobs": [-0.5, -3.0]}
-        done.logprobs.append(types_pb2.TokenLogprobs(logprob=-0.5, **top))
-    return [done]
 
 
 async def test_logprobs_come_with_the_text_they_belong_to(pair: Pair) -> None:

@@ -18,6 +18,7 @@ import pytest
 from gateway.api.openai import responses
 from gateway.api.openai.responses import StoredLimits, StoredResponse, read_stored
 from gateway.store.memory import MemoryBackend, MemoryStore
+from gateway.text.answers.formats import AnswerFormat
 from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.worker import inflated
 from slipstream.errors import InvalidArgument, NotFound
@@ -135,7 +136,7 @@ def folded(events: list[Any]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for event in events:
         data = {name: value for name, value in event.json.items() if name != "sequence_number"}
-        if data["type"].endswith("text.delta") and made and made[-1]["type"] == data["type"]:
+        if data["type"].endswith(".delta") and made and made[-1]["type"] == data["type"]:
             made[-1]["delta"] += data["delta"]
         else:
             made.append(data)
@@ -337,9 +338,9 @@ def test_what_inflates_to_more_than_a_conversation_is_never_parsed(large: Any, m
 
 
 def test_no_conversation_is_kept_that_could_not_be_read_again() -> None:
-    largest = StoredResponse(1, "none", {}, [{"role": "user", "content": "," * 1_000}] * MAX_MESSAGES)
+    largest = StoredResponse(1, AnswerFormat(), {}, [{"role": "user", "content": "," * 1_000}] * MAX_MESSAGES)
     for messages, fits in (([{"role": "user", "content": '"' * 1_000}], True), (largest.messages, False)):
-        kept = StoredResponse(1, "none", {}, messages)
+        kept = StoredResponse(1, AnswerFormat(), {}, messages)
         if fits:
             assert unpacked(zlib.compress(kept.written(LIMITS))) == kept
         else:

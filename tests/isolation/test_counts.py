@@ -37,7 +37,7 @@ ELSEWHERE = {
     "short texts": "tests/unit/gateway/store/test_memory_bound.py::test_a_tenant_that_fills_the_store_drops_its_own",
     "idle connections": "tests/e2e/test_idle_connections.py::test_idle_connections_without_a_key_keep_nobody_else_out",
     "unread streams": "tests/integration/test_http_hostile.py::test_a_client_that_reads_nothing_is_left",
-    "unclosed tool calls": "tests/unit/gateway/text/test_tool_calls.py::test_each_character_is_read_a_bounded_number",
+    "unclosed tool calls": "tests/unit/gateway/text/answers/test_readers.py::test_each_character_is_read_a_bounded",
 }
 """Attacks whose tokens of steps, records, connections and characters other tests count."""
 FREE = {"escapes", "values", "above 4 MiB"}

@@ -7,9 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.api.openai.chat import MAX_TOOLS
-from gateway.api.openai.fields import Fields, RequestFields, SamplingFields, SpeculationField, Strings
+from gateway.api.openai.fields import (
+    Fields,
+    RequestFields,
+    SamplingFields,
+    SpeculationField,
+    Strings,
+    reasoning_variables,
+    thinking_variables,
+)
+from gateway.text.answers.grammar import ANY
 from gateway.text.chat_messages import CONTINUE, MAX_MESSAGES
-from gateway.text.tool_calls import ANY
 from slipstream.errors import InvalidArgument
 
 ROLES = {"assistant": "assistant", "system": "system"}
@@ -17,10 +25,11 @@ ROLES = {"assistant": "assistant", "system": "system"}
 
 
 class Block(Fields):
-    """A part of a message: text, a call of the model's, what the call gave, or thoughts, which are ignored."""
+    """A part of a message: text, a call of the model's, what the call gave, or what the model reasoned."""
 
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: str | None = None
+    thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -44,7 +53,9 @@ class Message(Fields):
         calls = [_call(block) for block in self.content if block.type == "tool_use"]
         text = _text(self.content)
         if text or calls or not data:
-            data.append({"role": role, "content": text} | ({"tool_calls": calls} if calls else {}))
+            reasoning = "\n".join(block.thinking for block in self.content if block.thinking)
+            more = {"tool_calls": calls, "reasoning_content": reasoning if role == "assistant" else ""}
+            data.append({"role": role, "content": text} | {name: value for name, value in more.items() if value})
         return data
 
 
@@ -58,6 +69,14 @@ class ToolChoice(Fields):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     """Name of the tool to call."""
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Fields):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    """Not held to: the model ends its reasoning itself."""
+    display: str | None = None
 
 
 class OutputFormat(Fields):
@@ -77,6 +96,10 @@ class CountRequest(RequestFields):
     system: Content | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template, such as `enable_thinking`."""
 
     def template_data(self) -> list[dict[str, Any]]:
         system = self.system if isinstance(self.system, str | None) else _text(self.system)
@@ -85,15 +108,22 @@ class CountRequest(RequestFields):
 
     def template_variables(self) -> dict[str, Any]:
         """A last message of the model's own is the beginning of the answer."""
+        effort = self.output_config.effort if self.output_config else None
+        thinking = {} if self.thinking is None else thinking_variables(on=self.thinking.type != "disabled")
+        given = {**thinking, **reasoning_variables(effort), **(self.chat_template_kwargs or {})}
         begun = self.messages[-1].as_template_data()[-1]
         prefilled = begun["role"] == "assistant" and begun["content"] and "tool_calls" not in begun
-        return {CONTINUE: True} if prefilled else {}
+        return given | ({CONTINUE: True} if prefilled else {})
 
     def tool_data(self) -> list[dict[str, Any]]:
         """The tools as templates know them; none where the model is to call none."""
         if not self.tools or (self.tool_choice and self.tool_choice.type == "none"):
             return []
         return [{"type": "function", "function": _function(tool)} for tool in self.tools]
+
+    @property
+    def one_call(self) -> bool:
+        return bool(self.tool_choice and self.tool_choice.disable_parallel_tool_use)
 
     @property
     def forced_name(self) -> str | None:
@@ -113,11 +143,9 @@ class MessageRequest(CountRequest):
     temperature: float | None = None
     top_k: int | None = Field(None, ge=-1, le=2**32 - 1)
     top_p: float | None = None
-    output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """The beta's name of `output_config.format`."""
     metadata: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
     service_tier: str | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     cache_salt: str | None = None

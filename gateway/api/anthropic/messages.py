@@ -15,15 +15,17 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.errors import ANTHROPIC
 from gateway.api.http.reply import Answer, answer_of_events
-from gateway.api.openai.chat import call_format
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.usage import mixture, speculation_metrics
+from gateway.requests.answers import AnswerPlan, AnswerWish, fitted_chat, plan_of
 from gateway.requests.texts import Texts, chat_of
 from gateway.sessions.output_stream import Event
-from gateway.text.tool_calls import Part, ToolCall, forced_call, new_reader
+from gateway.text.answers.reader import AnswerReader, Arguments, CallEnded, Part, PlainReader, Reasoning, joined
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "msg_"
+TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
+INVALID = "INVALID_JSON"
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
@@ -33,23 +35,28 @@ def routes(parts: HttpDependencies) -> APIRouter:
     async def create(asked: MessageRequest, request: Request) -> Answer:
         """Answers a conversation."""
         log_unknown(asked)
-        tools = asked.tool_data()
-        format = call_format(parts, tools)
-        texts = Texts(chat_of(parts.tokenizer, asked.template_data(), tools, asked.template_variables()))
-        generate = asked.sampling().to_generate(None, 0, forced_call(format, tools, asked.forced_name))
+        tools, variables, sampling = asked.tool_data(), asked.template_variables(), asked.sampling()
+        messages = asked.template_data()
+        own, single = sampling.structure(), asked.one_call
+        wish = AnswerWish(tools, variables, asked.forced_name, own, single, messages[-1])
+        plan = plan_of(parts.tokenizer, parts.config, wish)
+        fitting = fitted_chat(parts.tokenizer, messages, tools, variables)
+        texts = Texts(chat_of(parts.tokenizer, fitting, tools, variables))
+        generate = sampling.to_generate(None, 0, plan)
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         follow = partial(parts.sessions.generate, generate, context, texts=texts)
-        return answer_of_events(
-            MessageEvents(format, asked.stop_sequences or ()), follow, context, idle_s, stream=bool(asked.stream)
-        )
+        events = MessageEvents(plan, asked.stop_sequences or ())
+        return answer_of_events(events, follow, context, idle_s, stream=bool(asked.stream))
 
     @router.post("/v1/messages/count_tokens")
     async def count(asked: CountRequest, request: Request) -> dict[str, Any]:
         """Tokens of the prompt that a conversation makes."""
         log_unknown(asked)
         parts.router.model(asked.model)
-        data = asked.template_data(), asked.tool_data(), asked.template_variables()
-        tokens = len(await parts.tokenizer.encode_chat(*data, tenant=context_of(request.scope).tenant))
+        tools, variables = asked.tool_data(), asked.template_variables()
+        messages = fitted_chat(parts.tokenizer, asked.template_data(), tools, variables)
+        tenant = context_of(request.scope).tenant
+        tokens = len(await parts.tokenizer.encode_chat(messages, tools, variables, tenant=tenant))
         return {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
 
     return router
@@ -58,16 +65,18 @@ def routes(parts: HttpDependencies) -> APIRouter:
 class MessageEvents:
     """The events of a message: blocks are opened and closed one after the other."""
 
-    def __init__(self, format: str, stops: Sequence[str] = ()) -> None:
+    def __init__(self, plan: AnswerPlan, stops: Sequence[str] = ()) -> None:
         """`stops`: the client's own."""
         self._stops = stops
-        self._reader = new_reader(format)
+        self._plan = plan
+        self._reader: AnswerReader = PlainReader()
         self._started = gateway_pb2.Started()
         self._message: dict[str, Any] = {}
         self._content: list[dict[str, Any]] = []
-        self._text: list[str] = []
-        """Pieces of the block of text that is open."""
-        self._text_open = False
+        self._pieces: list[str] = []
+        """Pieces of the text, or the input, of the block that is open."""
+        self._open = ""
+        """Kind of that block; empty for none."""
 
     def whole(self) -> dict[str, Any]:
         """The message, once its session has ended."""
@@ -76,17 +85,18 @@ class MessageEvents:
     def read(self, event: Event) -> list[dict[str, Any]]:
         """The events that an event of the session causes."""
         if isinstance(event, gateway_pb2.Started):
-            self._started = event
+            self._started, self._reader = event, self._plan.reader(event)
             return [{"type": "message_start", "message": _message(event, [])}, {"type": "ping"}]
         if isinstance(event, gateway_pb2.Delta):
-            return [made for part in self._reader.push(event.text) for made in self._part(part)]
-        made = [made for part in self._reader.finish() for made in self._part(part)]
-        made += self._close_text()
+            parts = self._reader.push(event.text)
+            return [made for part in (parts if len(parts) < 2 else joined(parts)) for made in self._part(part)]
+        made = [made for part in joined(self._reader.finish()) for made in self._part(part)]
+        made += self._close()
         return [*made, self._finish(event), {"type": "message_stop"}]
 
     def _finish(self, finished: gateway_pb2.Finished) -> dict[str, Any]:
         """The event that tells how the message ended."""
-        called = any(block["type"] == "tool_use" for block in self._content)
+        called = any(block["type"] == TOOL_USE for block in self._content)
         ending, usage = _ending(finished, self._stops, called=called), _usage(self._started, finished)
         metrics = speculation_metrics(finished.statistics)
         about = ({"metrics": metrics} if metrics else {}) | mixture(finished.statistics)
@@ -95,32 +105,46 @@ class MessageEvents:
 
     def _part(self, part: Part) -> list[dict[str, Any]]:
         if isinstance(part, str):
-            made = [] if self._text_open else self._open({"type": "text", "text": ""})
-            self._text_open = True
-            self._text.append(part)
-            return [*made, self._delta({"type": "text_delta", "text": part})]
-        closed = self._close_text()
-        made = self._open(_tool_use(part, self._started, len(self._content)))
-        self._content[-1]["input"] = json.loads(part.arguments)
-        return [*closed, *made, self._delta({"type": "input_json_delta", "partial_json": part.arguments}), self._stop()]
+            made = [] if self._open == TEXT else self._open_block(TEXT, {"text": ""})
+            self._pieces.append(part)
+            return [*made, self._delta("text_delta", text=part)]
+        if isinstance(part, Reasoning):
+            empty = {"thinking": "", "signature": ""}
+            made = [] if self._open == THINKING else self._open_block(THINKING, empty)
+            self._pieces.append(part.text)
+            return [*made, self._delta("thinking_delta", thinking=part.text)]
+        if isinstance(part, Arguments):
+            self._pieces.append(part.text)
+            return [self._delta("input_json_delta", partial_json=part.text)]
+        closed = self._close()
+        if isinstance(part, CallEnded):
+            return closed
+        id = self._plan.call_id(self._started, len(self._content), part)
+        return [*closed, *self._open_block(TOOL_USE, {"id": id, "name": part.name, "input": {}})]
 
-    def _open(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+    def _open_block(self, kind: str, block: dict[str, Any]) -> list[dict[str, Any]]:
         """Opens the block, which is empty in its event."""
+        closed, block = self._close(), {"type": kind, **block}
+        self._open = kind
         self._content.append(dict(block))
-        return [{"type": "content_block_start", "index": self._index, "content_block": block}]
+        return [*closed, {"type": "content_block_start", "index": self._index, "content_block": block}]
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+    def _delta(self, kind: str, **fields: str) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **fields}}
 
-    def _close_text(self) -> list[dict[str, Any]]:
-        if not self._text_open:
+    def _close(self) -> list[dict[str, Any]]:
+        if not self._open:
             return []
-        self._content[-1]["text"], self._text = "".join(self._text), []
-        self._text_open = False
-        return [self._stop()]
-
-    def _stop(self) -> dict[str, Any]:
-        return {"type": "content_block_stop", "index": self._index}
+        made, block, whole = list[dict[str, Any]](), self._content[-1], "".join(self._pieces)
+        if self._open == TOOL_USE:
+            block["input"] = _input(whole)
+        else:
+            block[self._open] = whole
+        if self._open == THINKING:
+            block["signature"] = f"{self._started.session_id}_{self._index}"
+            made.append(self._delta("signature_delta", signature=block["signature"]))
+        self._open, self._pieces = "", []
+        return [*made, {"type": "content_block_stop", "index": self._index}]
 
     @property
     def _index(self) -> int:
@@ -162,5 +186,11 @@ def _ending(finished: gateway_pb2.Finished, stops: Sequence[str], *, called: boo
     return {"stop_reason": reason, "stop_sequence": stop}
 
 
-def _tool_use(call: ToolCall, started: gateway_pb2.Started, index: int) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{started.session_id}_{index}", "name": call.name, "input": {}}
+def _input(arguments: str) -> Any:
+    """The input of a call. Arguments that are no object are wrapped as Anthropic's documentation has it
+    (fine-grained tool streaming), so that they can be sent back."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {INVALID: arguments}

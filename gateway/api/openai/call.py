@@ -99,6 +99,11 @@ class Call(ABC):
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         """The choice in the chunk for an event that `stream.choice` holds already; None if it is not sent yet."""
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Output tokens that are reasoning, of all choices."""
+        return 0
+
     def answer(self, position: StreamPosition | None, query: Mapping[str, str]) -> Answer:
         """`position`: where the client goes on. `query`: may ask for events with ids for that."""
         ids = position is not None or wants_ids(self._context, query)
@@ -170,6 +175,7 @@ class Call(ABC):
         finished = [choice.finished for choice in choices if choice.finished]
         output_tokens, statistics = sum(each.output_tokens for each in finished), [each.statistics for each in finished]
         totals: dict[str, Any] = {"usage": usage(prompt_tokens, output_tokens, statistics, cached_tokens)}
+        totals["usage"]["completion_tokens_details"]["reasoning_tokens"] = self.reasoning_tokens
         if len(finished) == 1 and (metrics := speculation_metrics(finished[0].statistics)):
             totals["metrics"] = metrics
         return totals

@@ -15,15 +15,23 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
-from gateway.api.openai.fields import Fields, RequestFields, SamplingFields, TextPart, log_unknown
+from gateway.api.openai.fields import (
+    Fields,
+    RequestFields,
+    SamplingFields,
+    TextPart,
+    log_unknown,
+    reasoning_variables,
+)
 from gateway.request_context import RequestContext
+from gateway.requests.answers import AnswerPlan, AnswerWish, fitted_chat, plan_of
 from gateway.requests.texts import RequestText, chat_of
 from gateway.sessions.output_stream import Event
+from gateway.text.answers.grammar import ANY
+from gateway.text.answers.reader import Arguments, CallBegan, Part, Reasoning, joined
 from gateway.text.chat_messages import CONTINUE, GENERATE, MAX_MESSAGES
 from gateway.text.chat_template import NAMED
-from gateway.text.tool_calls import ANY, NONE, AnswerReader, Part, ToolCall, forced_call, format_of, new_reader
 from slipstream.errors import InvalidArgument
-from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2
 
 MAX_TOOLS = 512
@@ -45,7 +53,9 @@ class ChatMessage(Fields):
     role: str
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
+    """The same, as templates know it."""
     tool_calls: Annotated[list[ToolCallField], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
@@ -56,8 +66,9 @@ class ChatMessage(Fields):
             self.content if isinstance(self.content, str | None) else "\n".join(part.text for part in self.content)
         )
         data: dict[str, Any] = {"role": self.role, "content": content}
-        for name in ("name", "reasoning_content", "tool_call_id"):
+        for name in ("name", "reasoning", "tool_call_id"):
             data[name] = getattr(self, name)
+        data["reasoning_content"] = self.reasoning_content or self.reasoning
         if self.tool_calls:
             data["tool_calls"] = [_call_data(call) for call in self.tool_calls]
         return data
@@ -91,13 +102,15 @@ class ConversationFields(RequestFields):
     """Further variables of the chat template, such as `enable_thinking`."""
     documents: list[dict[str, Any]] | None = None
     """What some templates put before the conversation, for answers that quote it."""
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """True: the answer goes on with the last message."""
 
     def template_variables(self) -> dict[str, Any]:
         asked = {name: getattr(self, name) for name in (NAMED, "documents", GENERATE, CONTINUE)}
-        return {**(self.chat_template_kwargs or {}), **{name: on for name, on in asked.items() if on is not None}}
+        given = {**reasoning_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+        return {**given, **{name: on for name, on in asked.items() if on is not None}}
 
     def template_data(self) -> list[dict[str, Any]]:
         return [message.as_template_data() for message in self.messages]
@@ -115,7 +128,6 @@ class ChatRequest(ConversationFields, SamplingFields):
     """Comes before `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    reasoning_effort: str | None = None
     verbosity: str | None = None
 
 
@@ -128,11 +140,15 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         context = context_of(request.scope)
         position = last_position(context)
-        tools = asked.tool_data()
-        format = call_format(parts, tools)
-        prompt = chat_of(parts.tokenizer, [] if position else asked.template_data(), tools, asked.template_variables())
-        call = forced_call(format, tools, forced_name(asked.tool_choice))
-        return ChatCall(parts, context, asked, prompt, format, call).answer(position, request.query_params)
+        tools, variables = asked.tool_data(), asked.template_variables()
+        name, single = forced_name(asked.tool_choice), asked.parallel_tool_calls is False
+        last = asked.messages[-1].as_template_data()
+        plan = plan_of(
+            parts.tokenizer, parts.config, AnswerWish(tools, variables, name, asked.structure(), single, last)
+        )
+        messages = [] if position else fitted_chat(parts.tokenizer, asked.template_data(), tools, variables)
+        prompt = chat_of(parts.tokenizer, messages, tools, variables)
+        return ChatCall(parts, context, asked, prompt, plan).answer(position, request.query_params)
 
     return router
 
@@ -147,25 +163,28 @@ class ChatCall(Call):
         context: RequestContext,
         asked: ChatRequest,
         prompt: RequestText,
-        format: str,
-        call: StructuredOutput | None,
+        plan: AnswerPlan,
     ) -> None:
-        """`format`: of calls in the answer. `call`: the one that the answer is held to."""
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
-        requests = [asked.to_generate(None, index, call) for index in range(asked.choices)]
+        requests = [asked.to_generate(None, index, plan) for index in range(asked.choices)]
         for request in requests:
             request.logprobs, request.top_logprobs = bool(asked.logprobs), asked.top_logprobs or 0
         super().__init__(parts, context, asked, requests, asked.texts([prompt], parts.tokenizer))
-        self._format = format
+        self._plan = plan
         self._answers: dict[int, _Answer] = {}
         """By index of the choice."""
-        self.rereads = format != NONE
+        self.rereads = not plan.format.plain
 
     async def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        answer = _Answer(choice, new_reader(self._format))
-        text, calls = answer.read(choice.text, finished=True)
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        answer = self._answers[choice.index] = _Answer(choice, self._plan)
+        if answer.reasoned is not None:
+            answer.reasoned.add(choice.token_ids)
+        delta = answer.read(choice.text, finished=True)
+        calls = delta.pop("tool_calls", [])
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None} | delta
+        if not delta and not calls:
+            message["content"] = ""
         if calls:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return self._choice(choice, {"message": message}, called=answer.calls > 0)
@@ -173,16 +192,19 @@ class ChatCall(Call):
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice = stream.choice
         if isinstance(event, gateway_pb2.Started):
-            self._answers[choice.index] = _Answer(choice, new_reader(self._format))
+            self._answers[choice.index] = _Answer(choice, self._plan)
             return None if stream.resumed else self._choice(choice, {"delta": {"role": "assistant", "content": ""}})
         answer = self._answers[choice.index]
-        text, calls = answer.read(stream.take_text(), finished=choice.finished is not None, known=stream.known)
-        if not (text or calls or choice.finished):
+        if answer.reasoned is not None and isinstance(event, gateway_pb2.Delta):
+            answer.reasoned.add(event.token_ids)
+        delta = answer.read(stream.take_text(), finished=choice.finished is not None, known=stream.known)
+        if not (delta or choice.finished):
             return None
-        delta: dict[str, Any] = {"content": text} if text else {}
-        if calls:
-            delta["tool_calls"] = calls
         return self._choice(choice, {"delta": delta}, called=answer.calls > 0)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(answer.reasoned.count for answer in self._answers.values() if answer.reasoned)
 
     def _choice(self, choice: Choice, content: dict[str, Any], *, called: bool = False) -> dict[str, Any]:
         logprobs = {"content": [logprob_entry(each) for each in choice.logprobs], "refusal": None}
@@ -192,7 +214,7 @@ class ChatCall(Call):
             "logprobs": logprobs if self.asked.logprobs else None,
             **ending(choice.finished),
         }
-        if called and made["finish_reason"] == "stop":
+        if called and made["finish_reason"] == "stop" and not isinstance(self.asked.tool_choice, dict):
             made["finish_reason"] = "tool_calls"
         if self.asked.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
@@ -201,39 +223,49 @@ class ChatCall(Call):
 
 
 class _Answer:
-    """Reads the text of one choice as text and calls."""
+    """Reads the text of one choice as text, reasoning and calls."""
 
-    def __init__(self, choice: Choice, reader: AnswerReader) -> None:
-        self._choice = choice
-        self._reader = reader
+    def __init__(self, choice: Choice, plan: AnswerPlan) -> None:
+        self._started = choice.started
+        self._plan = plan
+        self._reader = plan.reader(choice.started)
+        self.reasoned = plan.reasoning_tokens(choice.started)
         self.calls = 0
         """Calls so far."""
 
-    def read(self, text: str, *, finished: bool, known: int = 0) -> tuple[str, list[dict[str, Any]]]:
-        """The text and the calls that are certain now. `known`: characters of `text` that the client has: what they
+    def read(self, text: str, *, finished: bool, known: int = 0) -> dict[str, Any]:
+        """What is certain now, as the delta of a chunk. `known`: characters of `text` that the client has: what they
         say is not returned again."""
         if known:
             self._taken(self._reader.push(text[:known]))
         parts = self._reader.push(text[known:]) + (self._reader.finish() if finished else [])
         return self._taken(parts)
 
-    def _taken(self, parts: Sequence[Part]) -> tuple[str, list[dict[str, Any]]]:
-        calls = []
-        for call in parts:
-            if isinstance(call, ToolCall):
-                id = f"call_{self._choice.started.session_id}_{self.calls}"
-                function = {"name": call.name, "arguments": call.arguments}
+    def _taken(self, parts: Sequence[Part]) -> dict[str, Any]:
+        if len(parts) == 1 and isinstance(parts[0], str):
+            return {"content": parts[0]}
+        text = [part for part in parts if isinstance(part, str)]
+        reasoning = [part.text for part in parts if isinstance(part, Reasoning)]
+        delta: dict[str, Any] = {"content": "".join(text)} if text else {}
+        if reasoning:
+            delta["reasoning"] = delta["reasoning_content"] = "".join(reasoning)
+        if calls := self._calls(parts):
+            delta["tool_calls"] = calls
+        return delta
+
+    def _calls(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """The calls that begin with these parts, and first what they have of the call that is open."""
+        calls: list[dict[str, Any]] = []
+        for part in joined(parts):
+            if isinstance(part, CallBegan):
+                id, function = self._plan.call_id(self._started, self.calls, part), {"name": part.name, "arguments": ""}
                 calls.append({"index": self.calls, "id": id, "type": "function", "function": function})
                 self.calls += 1
-        return "".join(part for part in parts if isinstance(part, str)), calls
-
-
-def call_format(parts: HttpDependencies, tools: Sequence[Any]) -> str:
-    """The format of calls in the answer to a request with these tools. Raises FailedPrecondition for tools whose calls
-    could not be told from text."""
-    if not tools:
-        return NONE
-    return format_of(parts.tokenizer.chat_template.source(tools=True), parts.config.tool_calls)
+            elif isinstance(part, Arguments) and calls:
+                calls[-1]["function"]["arguments"] = part.text
+            elif isinstance(part, Arguments):
+                calls.append({"index": self.calls - 1, "function": {"arguments": part.text}})
+        return calls
 
 
 def forced_name(choice: str | Mapping[str, Any] | None) -> str | None:

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 
+from gateway.requests.answers import AnswerPlan
 from gateway.requests.texts import RequestText, Room, Texts, part_of
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import FIELD_INVALID, FIELD_MISSING, FIELDS_CONFLICT, NOT_UNICODE, InvalidArgument
 from slipstream.rpc import proto_conversion
-from slipstream.rpc.proto_conversion import structure_to_proto
+from slipstream.rpc.proto_conversion import structure_from_proto, structure_to_proto
 from slipstream.tokenizer.structured_output import OPTIONS_KEY, StructuredOutput, choice_grammar, whitespace_options
 from slipstream.v1 import gateway_pb2, types_pb2
 
@@ -211,11 +212,11 @@ class SamplingFields(RequestFields):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def to_generate(
-        self, prompt: str | None, index: int, call: StructuredOutput | None = None
+        self, prompt: str | None, index: int, plan: AnswerPlan | None = None
     ) -> gateway_pb2.GenerateRequest:
         """The request of the session for choice `index`. `prompt`: None leaves it and the prediction to `texts`.
-        `call`: the call that the output is held to. Raises InvalidArgument for what a message cannot hold; all limits
-        are checked where every protocol's are."""
+        `plan`: of the answer; None: it is held to the request's own structure, and is text. Raises InvalidArgument for
+        what a message cannot hold; all limits are checked where every protocol's are."""
         try:
             request = gateway_pb2.GenerateRequest(
                 model=self.model or "",
@@ -230,7 +231,8 @@ class SamplingFields(RequestFields):
                 cache_salt=self.cache_salt or "",
                 priority=self.priority or 0,
                 mixed_arithmetic=self.mixed_arithmetic,
-                structured_output=self._structure(call),
+                structured_output=structure_to_proto(self.structure() if plan is None else plan.structure),
+                shown_special_token_ids=() if plan is None else plan.shown,
             )
             if prompt is not None:
                 request.prompt = prompt
@@ -281,17 +283,16 @@ class SamplingFields(RequestFields):
             rounds=asked.rounds,
         )
 
-    def _structure(self, call: StructuredOutput | None) -> types_pb2.StructuredOutput | None:
-        wanted = _format(self.response_format), _outputs(self.structured_outputs), call and structure_to_proto(call)
-        found = [each for each in wanted if each]
+    def structure(self) -> StructuredOutput | None:
+        """What the request asks for itself. Raises InvalidArgument for two of them, and for what is too long."""
+        found = [each for each in (_format(self.response_format), _outputs(self.structured_outputs)) if each]
         if len(found) > 1:
             raise InvalidArgument(
-                "response_format, structured_outputs and a tool_choice that forces a call exclude each other; send "
-                "one.",
+                "response_format and structured_outputs exclude each other; send one.",
                 reason=FIELDS_CONFLICT,
                 field="response_format",
             )
-        return found[0] if found else None
+        return structure_from_proto(found[0]) if found else None
 
 
 def log_unknown(fields: RequestFields) -> None:
@@ -306,6 +307,18 @@ def log_unknown(fields: RequestFields) -> None:
             _LOGGED.add(name)
             log.info("requests have a field that is unknown here and ignored: %s", name)
     unknown.clear()
+
+
+def reasoning_variables(effort: str | None) -> dict[str, Any]:
+    """What templates read of a wish to reason: gpt-oss's the effort, Qwen's and DeepSeek's whether at all."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | (thinking_variables(on=False) if effort == "none" else {})
+
+
+def thinking_variables(*, on: bool) -> dict[str, Any]:
+    """By the two names that templates have for it."""
+    return {"enable_thinking": on, "thinking": on}
 
 
 def _changes(name: str, value: Any) -> bool:

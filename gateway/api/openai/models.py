@@ -12,7 +12,9 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.openai.chat import ConversationFields, Messages
 from gateway.api.openai.fields import RequestFields, TokenIds, log_unknown
+from gateway.requests.answers import fitted_chat
 from gateway.requests.validation import check_name
+from gateway.text.tokenizer import Conversation
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 from slipstream.v1 import types_pb2
 
@@ -66,8 +68,11 @@ def routes(parts: HttpDependencies) -> APIRouter:
             raise InvalidArgument(
                 "Fields of a chat need messages; a prompt is taken as it is.", reason=FIELDS_CONFLICT, field="prompt"
             )
+        given: str | Conversation = asked.prompt or ""
+        if asked.messages is not None:
+            given = fitted_chat(parts.tokenizer, asked.template_data(), tools, variables), tools, variables
         answer = await parts.tokenizer.tokenized(
-            asked.prompt or "" if asked.messages is None else (asked.template_data(), tools, variables),
+            given,
             context_of(request.scope).tenant,
             special=asked.add_special_tokens,
             texts=bool(asked.return_token_strs),

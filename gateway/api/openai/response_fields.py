@@ -8,24 +8,27 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.api.openai.chat import MAX_TOOLS, parsed_arguments
-from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields
+from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, reasoning_variables
 from gateway.text.chat_messages import MAX_MESSAGES
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 
 
 class ContentPart(Fields):
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
 
 
 class InputItem(Fields):
-    """A message, a call that the model made, what the call gave, or the id of an item of an earlier response."""
+    """A message, what the model reasoned, a call that it made, what the call gave, or the id of an item of an earlier
+    response."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
     """None: a message, or an id alone."""
     id: str | None = None
     role: str | None = None
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    """Stands for the reasoning of a client that has no more of it."""
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
@@ -38,7 +41,7 @@ class InputItem(Fields):
         return self.id or "" if self.type == "item_reference" or (alone and self.id) else None
 
     def as_template_data(self) -> dict[str, Any] | None:
-        """The item as a message of a chat; None for one that templates do not know."""
+        """The item as a message of a chat; None for reasoning, which belongs to the next message of the model."""
         if self.type == "reasoning":
             return None
         if self.type == "function_call":
@@ -49,6 +52,11 @@ class InputItem(Fields):
             return {"role": "tool", "content": _text(self.output), "tool_call_id": self.call_id}
         return {"role": self.role or "user", "content": _text(self.content)}
 
+    @property
+    def reasoned(self) -> str:
+        """The text of an item of reasoning."""
+        return _text(self.content or self.summary)
+
 
 def _text(content: str | list[ContentPart] | None) -> str:
     return content or "" if isinstance(content, str | None) else "\n".join(part.text for part in content)
@@ -56,7 +64,17 @@ def _text(content: str | list[ContentPart] | None) -> str:
 
 def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     """The items as messages of a chat."""
-    return [data for item in items if (data := item.as_template_data())]
+    messages, reasoning = list[dict[str, Any]](), ""
+    for item in items:
+        data = item.as_template_data()
+        if data is None:
+            reasoning = item.reasoned
+            continue
+        if reasoning and data["role"] == "assistant":
+            data["reasoning_content"] = reasoning
+        messages.append(data)
+        reasoning = ""
+    return messages
 
 
 class FunctionTool(Fields):
@@ -83,6 +101,14 @@ class TextField(Fields):
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` names to have log-probabilities."""
+
+
+class ReasoningField(Fields):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 
@@ -106,6 +132,14 @@ class ResponseTokensRequest(SamplingFields):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
 
+    reasoning: ReasoningField | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template, such as `enable_thinking`."""
+
+    def template_variables(self) -> dict[str, Any]:
+        effort = self.reasoning.effort if self.reasoning else None
+        return {**reasoning_variables(effort), **(self.chat_template_kwargs or {})}
+
     def system_data(self) -> list[dict[str, Any]]:
         """The instructions, which hold for this response alone."""
         return [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -125,7 +159,6 @@ class ResponseRequest(ResponseTokensRequest):
     metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
     text: TextField | None = None
     truncation: str | None = None
-    reasoning: dict[str, Any] | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     parallel_tool_calls: bool | None = None
@@ -145,8 +178,15 @@ class ResponseRequest(ResponseTokensRequest):
         self.max_tokens = self.max_output_tokens or self.max_tokens
 
     def returned(self) -> dict[str, Any]:
-        """What the response gives back of the request."""
-        return self.model_dump(include=set(RETURNED), exclude_unset=True, by_alias=True, mode="json")
+        """What the response gives back of the request. Raises InvalidArgument for what is nested too deeply."""
+        try:
+            return self.model_dump(include=set(RETURNED), exclude_unset=True, by_alias=True, mode="json")
+        except ValueError as error:
+            raise InvalidArgument(
+                "The request is nested too deeply; make its tools' parameters flatter.",
+                reason="TOO_DEEP",
+                field="tools",
+            ) from error
 
     @property
     def wants_logprobs(self) -> bool:

@@ -16,7 +16,8 @@ from slipstream.errors import NotFound
 from slipstream.v1 import gateway_pb2
 
 INPUT_PREFIX = "msg_"
-_TEXT_DELTA = "response.output_text.delta"
+REASONING_PREFIX = "rs_"
+_TEXT_DELTA, _REASONING_DELTA = "response.output_text.delta", "response.reasoning_text.delta"
 
 
 def output_so_far(made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -28,7 +29,7 @@ def output_so_far(made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             items[index] = {**event["item"]}
         elif kind == "response.content_part.added":
             items[index]["content"] = [dict(event["part"])]
-        elif kind == _TEXT_DELTA:
+        elif kind in (_TEXT_DELTA, _REASONING_DELTA):
             items[index]["content"][0]["text"] += event["delta"]
         elif kind == "response.function_call_arguments.delta":
             items[index]["arguments"] += event["delta"]
@@ -43,6 +44,8 @@ class LoggedEvents:
         self._events = events
         self._fresh: list[dict[str, Any]] = []
         """Of tokens whose text no event has yet."""
+        self._begins = False
+        """Whether text begins behind an item of another kind."""
         self._said: dict[str, list[dict[str, Any]]] = {}
         """Of all tokens of each item's text."""
 
@@ -51,10 +54,12 @@ class LoggedEvents:
 
     def read(self, event: Event) -> list[dict[str, Any]]:
         made = self._events.read(event)
-        if isinstance(event, gateway_pb2.Delta):
-            self._fresh += map(logprob_entry, event.logprobs)
+        entries = [logprob_entry(each) for each in event.logprobs] if isinstance(event, gateway_pb2.Delta) else []
+        self._fresh += entries
         for each in made:
             self._add(each)
+            if each["type"] == "response.output_item.done" and each["item"]["type"] != "message":
+                self._fresh, self._begins = entries, True
         if isinstance(event, gateway_pb2.Finished):
             self._fill(self._events.whole()["output"])
         return made
@@ -62,13 +67,15 @@ class LoggedEvents:
     def _add(self, made: dict[str, Any]) -> None:
         kind = made["type"]
         if kind == _TEXT_DELTA:
+            if self._begins:
+                self._fresh, self._begins = _last_of(self._fresh, len(made["delta"])), False
             made["logprobs"], self._fresh = self._fresh, []
             self._said.setdefault(made["item_id"], []).extend(made["logprobs"])
         elif kind == "response.output_text.done":
             self._said.setdefault(made["item_id"], []).extend(self._fresh)
             self._fresh = []
             made["logprobs"] = self._said[made["item_id"]]
-        elif kind == "response.content_part.done":
+        elif kind == "response.content_part.done" and made["part"]["type"] == "output_text":
             made["part"]["logprobs"] = self._said.get(made["item_id"], [])
         elif kind.endswith(".delta"):  # of a call or of reasoning, whose tokens are no text's
             self._fresh = []
@@ -81,6 +88,15 @@ class LoggedEvents:
                 part["logprobs"] = self._said.get(item["id"], [])
 
 
+def _last_of(entries: Sequence[dict[str, Any]], characters: int) -> list[dict[str, Any]]:
+    """The last tokens, as many as have so many characters."""
+    at = len(entries)
+    while at and characters > 0:
+        at -= 1
+        characters -= len(entries[at]["token"])
+    return list(entries[at:])
+
+
 def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation up to a response as its input items, in order."""
     items: list[dict[str, Any]] = []
@@ -91,6 +107,10 @@ def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[s
             item = {"type": "function_call_output", "call_id": call, "output": text, "status": "completed"}
             items.append({"id": id, **item})
             continue
+        if reasoning := message.get("reasoning_content"):
+            part = {"type": "reasoning_text", "text": reasoning}
+            known = {"id": f"{REASONING_PREFIX}{session}_{place}", "type": "reasoning", "status": "completed"}
+            items.append({**known, "summary": [], "content": [part]})
         if text or not message.get("tool_calls"):
             kind = "output_text" if role == "assistant" else "input_text"
             part = {"type": kind, "text": text} | ({"annotations": []} if role == "assistant" else {})

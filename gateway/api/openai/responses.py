@@ -12,18 +12,18 @@ import json
 import re
 import time
 import zlib
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer, Follow, Reply, answer_of_events
-from gateway.api.openai.chat import call_format, forced_name
+from gateway.api.openai.chat import forced_name
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.api.openai.response_fields import Input, InputItem, ResponseRequest, ResponseTokensRequest, messages_of
@@ -31,11 +31,12 @@ from gateway.api.openai.response_views import LoggedEvents, input_items, output_
 from gateway.api.openai.usage import accepted_and_rejected, mixture, speculation_metrics
 from gateway.auth.tenant import Tenant
 from gateway.request_context import RequestContext
+from gateway.requests.answers import AnswerPlan, AnswerWish, fitted_chat, plan_of
 from gateway.requests.texts import chat_of
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
+from gateway.text.answers.formats import AnswerFormat
 from gateway.text.chat_messages import MAX_MESSAGES
-from gateway.text.tool_calls import forced_call, new_reader
 from gateway.text.worker import inflated
 from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
@@ -44,7 +45,7 @@ PREFIX = "resp_"
 AT_ONCE = 16_384
 """Bytes of JSON that are compressed, or inflated to, on the event loop: less than 1 ms."""
 RESPONSE_ID = r"^resp_[!-~]{1,64}$"
-ITEM_ID = r"(?:item|msg)_([0-9a-f]{1,64})_\d{1,6}(?:_\d{1,6})?"
+ITEM_ID = r"(?:item|msg|rs)_([0-9a-f]{1,64})_\d{1,6}(?:_\d{1,6})?"
 """An item of a response's output or input, with the session in it."""
 MAX_REFERRED = 16
 """Responses whose items one request may refer to."""
@@ -76,8 +77,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         """Answers an input, as a record that can be read again."""
         log_unknown(asked)
         asked.check()
-        context, tools = context_of(request.scope), asked.tool_data()
-        format = call_format(parts, tools)
+        context, tools, variables = context_of(request.scope), asked.tool_data(), asked.template_variables()
         before = (
             await _conversation(parts, asked.previous_response_id, context.tenant) if asked.previous_response_id else []
         )
@@ -89,10 +89,17 @@ def routes(parts: HttpDependencies) -> APIRouter:
                 field="input",
                 numbers={"items": len(messages), "limit": MAX_MESSAGES},
             )
-        prompt = chat_of(parts.tokenizer, [*asked.system_data(), *messages], tools)
-        wanted = asked.to_generate(None, 0, forced_call(format, tools, forced_name(asked.tool_choice)))
+        wish = AnswerWish(
+            *(tools, variables, forced_name(asked.tool_choice), asked.structure()),
+            single=asked.parallel_tool_calls is False,
+            last=messages[-1] if messages else None,
+        )
+        plan = plan_of(parts.tokenizer, parts.config, wish)
+        conversation = fitted_chat(parts.tokenizer, [*asked.system_data(), *messages], tools, variables)
+        prompt = chat_of(parts.tokenizer, conversation, tools, variables)
+        wanted = asked.to_generate(None, 0, plan)
         stored = StoredResponse(
-            *(int(time.time()), format, asked.metadata or {}, messages, asked.previous_response_id),
+            *(int(time.time()), plan.format, asked.metadata or {}, messages, asked.previous_response_id),
             asked=asked.returned(),
         )
         if asked.wants_logprobs:
@@ -103,8 +110,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
         idle_s = parts.config.http_idle_s
         if asked.background and not asked.stream:
             return Answer(lambda reply: _begin(reply, stored, generate, running), idle_s)
-        events = LoggedEvents(_events(stored)) if asked.wants_logprobs else _events(stored)
-        return answer_of_events(events, generate, context, idle_s, stream=bool(asked.stream))
+        events = _events(parts, stored)
+        made = LoggedEvents(events) if asked.wants_logprobs else events
+        return answer_of_events(made, generate, context, idle_s, stream=bool(asked.stream))
 
     _add_reading(router, parts)
     _add_ending(router, parts)
@@ -117,10 +125,11 @@ def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
         """Tokens of the prompt that a response would have."""
         log_unknown(asked)
         parts.router.model(asked.model or "")
-        tenant = context_of(request.scope).tenant
+        tenant, tools, variables = context_of(request.scope).tenant, asked.tool_data(), asked.template_variables()
         before = await _conversation(parts, asked.previous_response_id, tenant) if asked.previous_response_id else []
         messages = [*asked.system_data(), *before, *await _messages(parts, asked.input, tenant)]
-        tokens = await parts.tokenizer.encode_chat(messages, asked.tool_data(), tenant=tenant)
+        conversation = fitted_chat(parts.tokenizer, messages, tools, variables)
+        tokens = await parts.tokenizer.encode_chat(conversation, tools, variables, tenant=tenant)
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
     @router.get("/v1/responses/{name}")
@@ -135,7 +144,7 @@ def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
         session, stored = await _stored(parts, name, context.tenant)
         if stream:
             resume = partial(_resume, parts, session.key.id, context)
-            return answer_of_events(_events(stored, starting_after), resume, context, idle_s, stream=True)
+            return answer_of_events(_events(parts, stored, starting_after), resume, context, idle_s, stream=True)
         present = await _present(parts, session.key.id, stored, context.tenant)
         return Answer(lambda reply: reply.send_json(present), idle_s)
 
@@ -208,7 +217,7 @@ async def _items(parts: HttpDependencies, session_id: str, tenant: Tenant) -> li
 
 async def _present(parts: HttpDependencies, session_id: str, stored: StoredResponse, tenant: Tenant) -> dict[str, Any]:
     """The response as it is now, with what it has written where it still runs."""
-    made, begun = _events(stored), list[dict[str, Any]]()
+    made, begun = _events(parts, stored), list[dict[str, Any]]()
     events = await parts.sessions.events_so_far(session_id, tenant)
     for event in events:
         begun += made.read(event)
@@ -255,7 +264,7 @@ async def _conversation(parts: HttpDependencies, name: str, tenant: Tenant) -> l
             reason="PREVIOUS_RESPONSE_NOT_FOUND",
             field="previous_response_id",
         ) from error
-    made = _events(stored)
+    made = _events(parts, stored)
     for event in events:
         made.read(event)
     output = [InputItem.model_validate(item) for item in made.whole()["output"]]
@@ -316,8 +325,8 @@ def _response(
     return record | mixture(finished.statistics)
 
 
-def _events(stored: StoredResponse, after: int = -1) -> ResponseEvents:
-    return ResponseEvents(stored.format, partial(_response, stored), after)
+def _events(parts: HttpDependencies, stored: StoredResponse, after: int = -1) -> ResponseEvents:
+    return ResponseEvents(AnswerPlan(stored.format, parts.tokenizer), partial(_response, stored), after)
 
 
 def _status(finished: gateway_pb2.Finished | None) -> tuple[str, dict[str, str] | None]:
@@ -359,6 +368,11 @@ class StoredLimits:
         return len(written) <= self.size and sum(map(written.count, (b",", b"[", b"{"))) <= self.values
 
 
+def _from_name(value: Any) -> Any:
+    """Earlier records have the name of the calls' format alone."""
+    return {"calls": value} if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """What a response leaves for requests that come later, in the record of its session, where no client can write it:
@@ -366,8 +380,8 @@ class StoredResponse:
 
     created_at: int
     """Unix seconds."""
-    format: str
-    """The format of tool calls in the output."""
+    format: Annotated[AnswerFormat, BeforeValidator(_from_name)]
+    """How the output is read."""
     metadata: dict[str, str]
     messages: list[dict[str, Any]]
     """The conversation up to the output, as chat templates read it, without instructions."""
@@ -377,7 +391,7 @@ class StoredResponse:
 
     def written(self, limits: StoredLimits) -> bytes:
         """As JSON. Raises InvalidArgument for a conversation above the limits."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)} | {"format": asdict(self.format)}
         written = json.dumps(values, ensure_ascii=False).encode()
         if not limits.hold(written):
             raise InvalidArgument(
@@ -397,7 +411,6 @@ def read_stored(written: bytes, limits: StoredLimits) -> StoredResponse:
         if not limits.hold(written):
             raise ValueError("above the limits")
         stored = _READER.validate_json(written)
-        new_reader(stored.format)
     except (ValueError, KeyError):  # without what was read, which may be anybody's text
         raise NotFound("There is no such response.", reason="NO_RESPONSE") from None
     return stored

@@ -14,8 +14,8 @@ from gateway.api.http.reply import answer_of_events
 from gateway.api.openai.chat import ChatCall, ChatRequest
 from gateway.api.openai.completions import CompletionCall, CompletionRequest
 from gateway.request_context import RequestContext
+from gateway.requests.answers import AnswerPlan
 from gateway.requests.texts import tokens_of
-from gateway.text.tool_calls import NONE
 from slipstream.v1 import gateway_pb2, verifier_pb2
 from tests.call_counts import calls_of
 
@@ -43,12 +43,12 @@ def answer(protocol: str, parts: Any) -> Any:
         return CompletionCall(parts, CONTEXT, asked).answer(None, {})
     if protocol == "chat":
         chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], "stream": True})
-        return ChatCall(parts, CONTEXT, chat, tokens_of([1]), NONE, None).answer(None, {})
+        return ChatCall(parts, CONTEXT, chat, tokens_of([1]), AnswerPlan()).answer(None, {})
 
     async def generate(send: Any) -> None:
         await parts.sessions.generate(None, CONTEXT, send)
 
-    return answer_of_events(MessageEvents(NONE), generate, CONTEXT, 60.0, stream=True)
+    return answer_of_events(MessageEvents(AnswerPlan()), generate, CONTEXT, 60.0, stream=True)
 
 
 def stream(protocol: str, tokens: int) -> int:

@@ -107,3 +107,51 @@ def test_text_streams_token_by_token_where_the_decoder_allows() -> None:
     assert check("llama", ids) == ["a", "b", " a", ""]
     ids = TOKENIZERS["byte-level"].encode("aé!").ids
     assert check("byte-level", ids) == ["a", "", "é", "!", ""]
+
+
+@pytest.mark.parametrize("name", ["byte-level", "llama", "gemma", "metaspace"])
+@given(st.data())
+def test_special_tokens_are_written_where_they_are_asked_for(name: str, data: st.DataObject) -> None:
+    """Space aside, which decoders strip at the beginning of a text: it begins anew behind a special token."""
+    tokenizer, decoder = TOKENIZERS[name], DECODINGS[name]
+    end = tokenizer.token_to_id("<eos>")
+    ids = data.draw(st.lists(st.just(end) | st.integers(0, tokenizer.get_vocab_size() - 1), max_size=12))
+    detokenizer = decoder.detokenizer(shown=[end, 0])
+    text = "".join([*map(detokenizer.push, ids), detokenizer.flush()])
+    runs, run = list[str](), list[int]()
+    for token in [*ids, end]:
+        if token == end:
+            runs.append(tokenizer.decode(run))
+            run = []
+        else:
+            run.append(token)
+    assert text.replace(" ", "") == "<eos>".join(runs).replace(" ", "")
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS.keys() - {"byte-level"}))
+@given(data=st.data())
+def test_behind_a_prompt_special_tokens_stand_in_the_text_that_it_has_without_them(
+    name: str, data: st.DataObject
+) -> None:
+    tokenizer = TOKENIZERS[name]
+    end = tokenizer.token_to_id("<eos>")
+    ids = range(tokenizer.get_vocab_size(with_added_tokens=True))
+    whole = [token for token in ids if not (tokenizer.id_to_token(token) or "").startswith("<0x")]
+    before = data.draw(st.lists(st.sampled_from(whole), max_size=6))
+    output = data.draw(st.lists(st.sampled_from([*whole, *[end] * 4]), max_size=12))
+    detokenizer = DECODINGS[name].detokenizer(before, [end])
+    text = "".join(map(detokenizer.push, output)) + detokenizer.flush()
+    told = tokenizer.decode(before, skip_special_tokens=True)
+    assert text.count("<eos>") == output.count(end)
+    assert told + text.replace("<eos>", "") == tokenizer.decode(before + output, skip_special_tokens=True)
+
+
+def test_marks_are_control_tokens_by_the_rule_of_grammars() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("[ARGS]")])
+    decoder = TokenDecoder(tokenizer)
+    ids = {mark: tokenizer.token_to_id(mark) for mark in ("<eos>", "<think>")}
+    assert {mark: decoder.control_token(mark) for mark in ("<eos>", "<think>")} == ids
+    assert decoder.control_token("[ARGS]") is None and decoder.control_token("nothing") is None
+    assert decoder.specials(["<eos>", "<think>", "nothing"]) == [ids["<eos>"]]
+    assert decoder.ending([1, 2, *ids.values()]).endswith("<eos><think>")

@@ -1,0 +1,134 @@
+"""How the answer to a request is held to what the request forces, and read: as text, reasoning and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gateway.config import GatewayConfig
+from gateway.text.answers.formats import NONE, THOUGHTS, AnswerFormat, answer_format, fitted
+from gateway.text.answers.grammar import CLOSED, OPEN, PLAIN, structure_of
+from gateway.text.answers.reader import AnswerReader, CallBegan
+from gateway.text.answers.reasoning_tokens import ReasoningTokens
+from gateway.text.chat_messages import CONTINUE, REASONING, Message
+from gateway.text.chat_template import NAMED
+from gateway.text.tokenizer import Tokenizer, is_short
+from slipstream.errors import InvalidArgument
+from slipstream.tokenizer.structured_output import StructuredOutput
+from slipstream.v1 import gateway_pb2
+
+_PROBE: Sequence[Message] = ({"role": "user", "content": "x"},)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    format: AnswerFormat = field(default_factory=AnswerFormat)
+    tokenizer: Tokenizer | None = None
+    """None where everything is text."""
+    structure: StructuredOutput | None = None
+    """What the output is held to."""
+    shown: Sequence[int] = ()
+    """Special tokens whose text the reader needs."""
+    opened: bool | None = None
+    """Whether the answer goes on within reasoning; None: as the prompt ends."""
+
+    def reader(self, started: gateway_pb2.Started) -> AnswerReader:
+        """A reader of the session's whole output."""
+        return self.format.reader(opened=self._opened(started.prompt_token_ids), within=bool(self.opened))
+
+    def reasoning_tokens(self, started: gateway_pb2.Started) -> ReasoningTokens | None:
+        """Counts those of the session's output; None where there are none."""
+        if self.tokenizer is None or self.format.thoughts == NONE:
+            return None
+        opened = self._opened(started.prompt_token_ids)
+        return ReasoningTokens(self.format, self.tokenizer.encoding.decoder, opened=opened)
+
+    def call_id(self, started: gateway_pb2.Started, index: int, call: CallBegan) -> str:
+        """The id of the session's call number `index`."""
+        return self.format.call_id(started.session_id, index, call)
+
+    def _opened(self, prompt: Sequence[int]) -> bool:
+        begin = self.format.begin_of_thoughts
+        if self.opened is not None or not begin or self.tokenizer is None:
+            return bool(self.opened)
+        return self.tokenizer.encoding.decoder.ending(prompt).rstrip().endswith(begin)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerWish:
+    """What a request says about its answer."""
+
+    tools: Sequence[Mapping[str, Any]]
+    """As templates know them."""
+    variables: Mapping[str, Any]
+    """Of the template."""
+    name: str | None = None
+    """Of the tool that has to be called, or ANY; None where the model decides."""
+    own: StructuredOutput | None = None
+    """The structure that the request asks for."""
+    single: bool = False
+    """One call at most."""
+    last: Message | None = None
+    """The conversation's last message, which the answer may go on with."""
+
+
+def plan_of(tokenizer: Tokenizer, config: GatewayConfig, wish: AnswerWish) -> AnswerPlan:
+    """Raises FailedPrecondition for tools that the template does not take, and InvalidArgument for a forced call of a
+    tool that is not among them."""
+    template = template_source(tokenizer, wish.tools, wish.variables)
+    settings = config.tool_calls, config.reasoning
+    forced = wish.name is not None
+    format = answer_format(template, wish.tools, settings, forced=forced, single=wish.single)
+    decoder = tokenizer.encoding.decoder
+    opened = _goes_on_within(wish, format)
+    end = partial(_end_of_prompt, tokenizer, format, wish, opened)
+    structure = structure_of(format, wish.tools, wish.name, wish.own, end, decoder.control_token)
+    if format.plain:
+        return AnswerPlan(format, None, structure)
+    return AnswerPlan(format, tokenizer, structure, decoder.specials(format.marks), opened)
+
+
+def template_source(tokenizer: Tokenizer, tools: Sequence[Any], variables: Mapping[str, Any]) -> str:
+    """The template in Jinja that a conversation with these tools and variables has. Raises what `ChatTemplate.source`
+    raises; without tools a model without a template has an empty one, and the error where the conversation is
+    written."""
+    template = tokenizer.chat_template
+    if template.given is None and not tools:
+        return ""
+    return template.source(tools=bool(tools), name=variables.get(NAMED))
+
+
+def fitted_chat(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any], variables: Mapping[str, Any]
+) -> list[Message]:
+    """The messages as the conversation's template reads them. Raises what `template_source` raises."""
+    return fitted(messages, template_source(tokenizer, tools, variables))
+
+
+def _goes_on_within(wish: AnswerWish, format: AnswerFormat) -> bool | None:
+    """Whether the answer goes on with reasoning that is not closed; None where it does not go on with a message."""
+    part = wish.variables.get(CONTINUE)
+    if not part or wish.last is None:
+        return None
+    if part in REASONING:
+        return True
+    said, thoughts = wish.last.get(part if isinstance(part, str) else "content"), THOUGHTS.get(format.thoughts)
+    if thoughts is None or not isinstance(said, str):
+        return False
+    return said.rfind(thoughts.begin) > said.rfind(thoughts.end)
+
+
+def _end_of_prompt(tokenizer: Tokenizer, format: AnswerFormat, wish: AnswerWish, opened: bool | None) -> str:
+    """How prompts end, as a short one shows: the structure is compiled before a prompt is written."""
+    if opened is not None:
+        return OPEN if opened else CLOSED
+    thoughts, tools = THOUGHTS.get(format.thoughts), wish.tools[:1]
+    if thoughts is None or not is_short([list(tools), wish.variables]):
+        return PLAIN
+    try:
+        ending = tokenizer.chat_template.render(_PROBE, tools, wish.variables).rstrip()
+    except InvalidArgument:
+        return PLAIN
+    return OPEN if ending.endswith(thoughts.begin) else CLOSED if ending.endswith(thoughts.end) else PLAIN
