@@ -24,14 +24,14 @@ def local(kubernetes: Cluster) -> Iterator[Cluster]:
     kubernetes.away(NAMESPACE)
 
 
-def test_it_is_accepted_and_a_second_apply_changes_nothing(local: Cluster) -> None:
-    for _ in range(2):
-        assert "Warning" not in local.kubectl("apply", "--server-side", "-k", "k8s/overlays/local")
-    local.kubectl("diff", "--server-side", "-k", "k8s/overlays/local")
-
-
-def test_it_is_ready_within_a_minute(local: Cluster) -> None:
+def test_it_is_accepted_and_ready_within_a_minute(local: Cluster) -> None:
+    assert "Warning" not in local.kubectl("apply", "--server-side", "-k", "k8s/overlays/local")
     print(f"ready after {local.wait_available(NAMESPACE, READY_S):.0f} s")
+
+
+def test_a_second_apply_changes_nothing(local: Cluster) -> None:
+    local.kubectl("apply", "--server-side", "-k", "k8s/overlays/local")
+    local.kubectl("diff", "--server-side", "-k", "k8s/overlays/local")
 
 
 def test_a_restart_of_each_role_disturbs_no_request_and_changes_no_text(local: Cluster) -> None:
