@@ -173,8 +173,9 @@ def sampling_steps(gpu: VirtualGPU) -> dict[str, Work]:
         with gpu:
             sampler = _sampler(SAMPLINGS["T" if name == "mask" else name])
             sampler.start_sampling(_masks() if name == "mask" else None)
-            logits = Remote((4 * torch.randn(REQUESTS * (CANDIDATES + 1), VOCABULARY)).bfloat16())
-            drafts = Remote(torch.randint(VOCABULARY, (REQUESTS * CANDIDATES,)))
+            drawn = torch.randn(REQUESTS * (CANDIDATES + 1), VOCABULARY, generator=torch.Generator().manual_seed(0))
+            logits = Remote((4 * drawn).bfloat16())
+            drafts = Remote(torch.arange(REQUESTS * CANDIDATES, dtype=torch.int32))
             gpu.take()
             sampler.decide(logits, np.full(REQUESTS, CANDIDATES), drafts)
             work = gpu.take()

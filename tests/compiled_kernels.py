@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-READ = ("*bf16", "*i64", "*fp64", "*u8", "*i64", "*fp32", "*u8", "*fp32", "*i32", "*u8")
+READ = ("*bf16", "*i64", "*fp64", "*u8", "*i32", "*fp32", "*u8", "*fp32", "*i32", "*u8")
 GATHERED = ("*fp64", "*i32", "*i32", "*fp32", "*i32", "*fp32", "*i32", "*i64", "i32", "i32", "i32")
 KERNELS: dict[str, tuple[tuple[Any, ...], dict[str, int]]] = {
     "survey": ((READ, "*fp32", "*fp64", "*i32", "*i32", "i32", "i32", "i32"), {"BLOCK": 4096, "GROUP": 128}),
@@ -23,7 +23,7 @@ KERNELS: dict[str, tuple[tuple[Any, ...], dict[str, int]]] = {
     "race": ((READ, "*fp32", *GATHERED), {"BLOCK": 4096, "GROUP": 128, "CAPACITY": 8192}),
     "cut": ((READ, *GATHERED), {"CAPACITY": 8192, "CHUNK": 256, "WAYS": 64, "PARTS": 32}),
     "accept": (
-        ("*i64", "*i64", "*i64", "*fp64", "*i32", "*i32", "*i32", "*i8", "i32", "i32", "i32"),
+        ("*i64", "*i64", "*i32", "*fp64", "*i32", "*i32", "*i32", "*i8", "i32", "i32", "i32"),
         {"PARTS": 32, "PADDING": -1},
     ),
     "count": (("*i64", "*i32", "*fp32", "*i32", "i32", "i32"), {}),

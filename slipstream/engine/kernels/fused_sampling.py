@@ -14,6 +14,8 @@ Reductions are written out, as the interpreter knows them; a kernel has as many 
 
 from __future__ import annotations
 
+from functools import partial
+
 import triton.language as tl
 
 from slipstream.engine.kernels.triton_launch import jit
@@ -387,7 +389,7 @@ def cut(
         tl.store(winners + row * parts, winner)
 
 
-@jit
+@partial(jit, varying=("width", "total"))
 def accept(
     settings, requests, drafts, best, winners, row_broken, emitted, flags, parts, width, total,
     PARTS: tl.constexpr, PADDING: tl.constexpr,
@@ -420,7 +422,7 @@ def accept(
     tl.store(flags + total + request, tl.full((), 0, tl.int8))
 
 
-@jit
+@partial(jit, varying=("width",))
 def count(places, emitted, counts, touched, size, width):
     """Grid (K, width). Adds emitted tokens [K, width] to the counts at their sessions' places; none are below 0."""
     session = tl.program_id(0).to(tl.int64)

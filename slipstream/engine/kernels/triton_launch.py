@@ -6,7 +6,7 @@ Import it only where `available()`: torch's builds for GPUs bring Triton, others
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,13 +23,14 @@ def available() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, or the interpreter's where torch sees no GPU."""
+def jit(function: Callable[..., Any], *, varying: Sequence[str] = ()) -> Any:
+    """`triton.jit`, or the interpreter's where torch sees no GPU. `varying`: numbers that change from step to step, of
+    which no value is compiled for."""
     import triton
     from triton.runtime.interpreter import InterpretedFunction
 
     if torch.cuda.is_available():
-        return triton.jit(function)
+        return triton.jit(function, do_not_specialize=list(varying))
 
     class Interpreted(InterpretedFunction):  # type: ignore[misc]
         def __call__(self, *args: Any, **options: Any) -> Any:

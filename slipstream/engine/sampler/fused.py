@@ -88,18 +88,27 @@ def decide(
     adjusted: Adjusted | None = None,
 ) -> Decided:
     """logits [R, V] of any float type, SETTINGS [R], and of each of N requests its first row and its candidates [N, 2];
-    drafts: all requests' candidates, one after the other; masks: uint8 [M, ceil(V / 8)] the allowed tokens' bits."""
+    drafts: all requests' candidates, one after the other; masks: uint8 [M, ceil(V / 8)] the allowed tokens' bits.
+
+    Raises ValueError for masks or tables of another vocabulary.
+    """
     from slipstream.engine.kernels import fused_sampling as kernels
 
     count, size = logits.shape
     device = logits.device
+    if masks is not None and masks.shape[1] != -(-size // 8):
+        raise ValueError(f"masks of {masks.shape[1]} bytes for {size} logits")
+    if adjusted is not None and adjusted.counts.shape[1] != size:
+        raise ValueError(f"counts of {adjusted.counts.shape[1]} tokens for {size} logits")
     packed = upload(torch.from_numpy(np.concatenate([rows.view(np.int64), requests.ravel()])), device)
     settings = packed[: rows.nbytes // 8]
-    bits = upload(torch.from_numpy(masks), device) if masks is not None else packed
-    tables = [packed] * 5
+    # What is not there has the type of what may be: another one would be another kernel.
+    floats, integers, octets = (packed.view(dtype) for dtype in (torch.float32, torch.int32, torch.uint8))
+    bits = upload(torch.from_numpy(masks), device) if masks is not None else octets
+    tables = [floats, octets, floats, integers, octets]
     if adjusted is not None:
         tables = [adjusted.counts, adjusted.prompt.view(torch.uint8), *adjusted[2:]]
-    drafts = drafts if drafts.numel() else packed
+    drafts = drafts.int() if drafts.numel() else integers
     read = (logits, settings, settings.view(torch.float64), bits, drafts, *tables)
     parts, groups = -(-size // BLOCK), -(-size // BLOCK) * (BLOCK // GROUP)
     blocks: dict[str, Any] = {"BLOCK": BLOCK, "GROUP": GROUP}
@@ -144,6 +153,19 @@ def count(adjusted: Adjusted, places: Tensor, tokens: Tensor) -> None:
 
     grid = (len(places), tokens.shape[1])
     launch(kernels.count, grid, places, tokens, adjusted.counts, adjusted.touched, adjusted.counts.shape[1], grid[1])
+
+
+def warm_up(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compiles the kernels for logits of this type, so that no step has to: some seconds."""
+    rows = np.zeros(1, SETTINGS)
+    for name, value in (("mask", -1), ("place", -1), ("temperature", 1.0), ("top_p", 0.5), ("repetition", 1.0)):
+        rows[name] = value
+    logits = torch.zeros(1, vocabulary, dtype=dtype, device=device)
+    decided = decide(logits, rows, np.zeros((1, 2), np.int64), torch.empty(0, dtype=torch.int32, device=device))
+    counts = torch.zeros(1, vocabulary, device=device)
+    touched = torch.zeros(1, -(-vocabulary // 32), dtype=torch.int32, device=device)
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    count(Adjusted(counts, counts, counts, touched, touched), none, decided.tokens)
 
 
 def _power(number: int) -> int:

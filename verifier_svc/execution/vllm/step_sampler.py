@@ -84,6 +84,12 @@ class StepSampler:
         self.active = False
         """False while vLLM profiles itself with rows that belong to no session."""
 
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Before the first step, which would wait for it: compiles what decides logits of this type on a GPU."""
+        counts = self._table.adjustments.counts
+        if fused.fuses(counts):
+            fused.warm_up(counts.shape[1], dtype, counts.device)
+
     def begin(self, new_requests: list[Any], finished: set[str], proposals: StepProposals | None) -> None:
         """Learns the requests that a scheduler output adds and removes."""
         for name in finished:

@@ -112,6 +112,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
     def load_model(self, *args: Any, **options: Any) -> None:
         with self._explaining():
             super().load_model(*args, **options)
+            self._step.warm_up(self.model_config.dtype)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         if self._unfinished and scheduler_output.succeeded == self._unfinished:

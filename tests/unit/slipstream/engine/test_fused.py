@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.virtual_gpu import DEVICE, VirtualGPU
 from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.logits_processor import forbid
+from tests.compiled_kernels import KERNELS
 from tests.fused_rows import by_kernels, by_torch, hard_logits, settings_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch came without Triton")
@@ -44,6 +46,21 @@ def test_masks_forbid_and_broken_numbers_stay_broken() -> None:
     masks[3] = 0  # nothing is allowed
     rows["mask"][::2] = np.arange(12)
     assert by_kernels(logits.clone(), rows, masks) == by_torch(forbid(logits, np.arange(0, 24, 2), masks), rows)
+
+
+def test_tables_of_another_vocabulary_are_refused() -> None:
+    logits, rows = torch.zeros(2, 100), settings_of(2, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="masks of 12 bytes for 100 logits"):
+        by_kernels(logits, rows, np.zeros((1, 12), np.uint8))
+    tables = fused.Adjusted(*[torch.zeros(1, 96)] * 5)
+    with pytest.raises(ValueError, match="counts of 96 tokens for 100 logits"):
+        fused.decide(logits, rows, np.zeros((2, 2), np.int64), torch.empty(0), None, tables)
+
+
+def test_warming_up_runs_every_kernel() -> None:
+    with torch.inference_mode(), VirtualGPU() as gpu:
+        fused.warm_up(300, torch.bfloat16, DEVICE)
+        assert set(gpu.take().launches) >= set(KERNELS)
 
 
 def test_a_wrong_choice_would_be_noticed() -> None:
