@@ -183,7 +183,7 @@ class ResponseRequest(ResponseTokensRequest):
             return self.model_dump(include=set(RETURNED), exclude_unset=True, by_alias=True, mode="json")
         except ValueError as error:
             raise InvalidArgument(
-                "The request is nested too deeply; make its tools' parameters flatter.",
+                "The request is nested too deeply; make its tools flatter.",
                 reason="TOO_DEEP",
                 field="tools",
             ) from error
