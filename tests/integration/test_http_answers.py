@@ -309,7 +309,7 @@ async def test_reasoning_is_an_item_of_the_conversation(place: Place) -> None:
         referred = [{"type": "item_reference", "id": item["id"]} for item in items]
         asked = [{"role": "user", "content": "Hi"}, *referred, {"role": "user", "content": "More"}]
         assert (await web.post(RESPONSES, {"input": asked})).status_code == 200
-        assert place.prompt() == prompt and reasoning["content"][0]["text"] in prompt
+        assert place.prompt() == prompt and json.dumps(reasoning["content"][0]["text"]) in prompt
 
 
 @pytest.mark.parametrize("per_round", [1, 7, 100])

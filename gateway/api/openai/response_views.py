@@ -68,7 +68,7 @@ class LoggedEvents:
         kind = made["type"]
         if kind == _TEXT_DELTA:
             if self._begins:
-                self._fresh, self._begins = _last_of(self._fresh, len(made["delta"])), False
+                self._fresh, self._begins = _last_of(self._fresh, len(made["delta"].encode())), False
             made["logprobs"], self._fresh = self._fresh, []
             self._said.setdefault(made["item_id"], []).extend(made["logprobs"])
         elif kind == "response.output_text.done":
@@ -88,12 +88,12 @@ class LoggedEvents:
                 part["logprobs"] = self._said.get(item["id"], [])
 
 
-def _last_of(entries: Sequence[dict[str, Any]], characters: int) -> list[dict[str, Any]]:
-    """The last tokens, as many as have so many characters."""
+def _last_of(entries: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """The last tokens, as many as have so many bytes of text; special ones have none."""
     at = len(entries)
-    while at and characters > 0:
+    while at and size > 0:
         at -= 1
-        characters -= len(entries[at]["token"])
+        size -= len(entries[at]["bytes"])
     return list(entries[at:])
 
 
