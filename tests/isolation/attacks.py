@@ -85,6 +85,9 @@ async def under_way(attack: Attack, attacker: Attacker, target: str) -> AsyncIte
     try:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(first.wait(), 1.0)
+        for task in tasks:
+            if task.done():  # what the attack raised: nobody would wait for its outcomes
+                task.result()
         yield outcomes
         failed = [task for task in tasks if task.done()]
         for task in failed:
@@ -147,7 +150,7 @@ def long(size: int) -> str:
 
 
 def _is_rpc(target: str) -> bool:
-    return not target.startswith(("GET ", "POST "))
+    return " " not in target
 
 
 @cache
