@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from slipstream.client.gateway_endpoint import digest, new_key
+from slipstream.errors import MESSAGE_TOO_LARGE
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, channel, error_of
-from slipstream.rpc.multiplexed_stream import TOO_LARGE
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.e2e.conftest import ROOT, UNMEASURED, starting
 from tests.fleet import emulated_text
@@ -65,7 +65,7 @@ async def test_requests_too_large_for_a_stream_are_refused_and_others_texts_end_
             with pytest.raises(grpc.RpcError) as refused:
                 async for _ in stub.Generate(largest_request(), timeout=120):
                     pass
-            assert error_of(refused.value).reason == TOO_LARGE, refused.value
+            assert error_of(refused.value).reason == MESSAGE_TOO_LARGE, refused.value
         await asyncio.gather(*(text.reading for text in texts))
         for text in texts:
             assert text.tokens == emulated_text(text.prompt, TOKENS)

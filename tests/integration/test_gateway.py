@@ -125,7 +125,7 @@ BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "top_p of zero": {"sampling": gateway_pb2.SamplingOptions(top_p=0)},
     "bias outside the vocabulary": {"sampling": gateway_pb2.SamplingOptions(logit_bias={260: 1.0})},
     "empty stop string": {"stop": [""]},
-    "long stop string": {"stop": ["é" * 33]},
+    "long stop string": {"stop": ["é" * 513]},
     "many stop strings": {"stop": ["x"] * 17},
     "many stop tokens": {"stop_token_ids": [1] * 65},
     "stop token outside the vocabulary": {"stop_token_ids": [260]},

@@ -19,7 +19,7 @@ from gateway.gateway import GatewayDependencies, running
 from gateway.store.memory import MemoryBackend
 from gateway.store.redis import RedisStore, connect
 from gateway.store.session_store import SessionStore
-from slipstream.errors import Aborted, FailedPrecondition, SlipstreamError, Unavailable
+from slipstream.errors import FailedPrecondition, OutOfRange, SlipstreamError, Unavailable
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.calls import store
@@ -59,7 +59,7 @@ async def test_a_text_that_ended_is_told_without_any_verifier(setting: Setting, 
         alone = replace(front, stub=stub)
         again = await alone.resume(session)
         assert (again.started, again.text, again.finished) == (whole.started, whole.text, whole.finished)
-        with pytest.raises(Aborted):
+        with pytest.raises(OutOfRange):
             await alone.resume(session, revision=1)
 
 

@@ -113,7 +113,7 @@ class ConversationFields(RequestFields):
         return {**given, **{name: on for name, on in asked.items() if on is not None}}
 
     def template_data(self) -> list[dict[str, Any]]:
-        return [message.as_template_data() for message in self.messages]
+        return [message.as_template_data() for message in self.messages or ()]
 
     def tool_data(self) -> list[dict[str, Any]]:
         """The tools as templates know them; none where the model is to call none."""

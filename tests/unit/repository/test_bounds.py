@@ -26,6 +26,11 @@ Row = tuple[int, str, str]
 THREAD_ROWS: dict[tuple[str, str], Row] = {
     ("gateway/gateway.py", "to_thread"): (1, "the start of a gateway", "once, before it listens"),
     ("gateway/api/http/operations.py", "to_thread"): (1, "/metrics", "operators' keys, one page at a time"),
+    ("gateway/routing/discovery.py", "to_thread"): (
+        1,
+        "an operator's file of addresses",
+        "one a pool, every discovery_s",
+    ),
     ("gateway/work/processes.py", "Popen"): (1, "ProcessSource", "one at a time"),
     ("gateway/work/server.py", "fork"): (1, "TenantWork", "GATEWAY_TEXT_PROCESSES, tenants in turns"),
     ("verifier_svc/constraints.py", "FairThreads"): (2, "MaskThreads", "THREADS each, tenants in turns"),

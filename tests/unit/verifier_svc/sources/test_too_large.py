@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from slipstream.errors import MESSAGE_TOO_LARGE
 from slipstream.rpc import multiplexed_stream
-from slipstream.rpc.multiplexed_stream import TOO_LARGE, SendQueue
+from slipstream.rpc.multiplexed_stream import SendQueue
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.verifier_sessions import Sent, new_session
 from verifier_svc.sources.candidate_sources import CandidateSources
@@ -29,7 +30,7 @@ async def test_a_session_too_large_for_a_link_loses_its_drafter_alone(monkeypatc
     queue = SendQueue[drafter_pb2.DraftCommand]()
     link._link._queue = queue  # as when it is connected
     sources.attach_session(large, wanted)
-    assert [event.failure.reason for event in reported] == [TOO_LARGE]
+    assert [event.failure.reason for event in reported] == [MESSAGE_TOO_LARGE]
     link.connected()
     small.tokens.append(4)
     sources.committed(small, 3, [4])
@@ -52,7 +53,7 @@ async def test_a_commit_too_large_for_a_link_costs_its_session_the_drafter(monke
     link.connected()
     session.tokens.extend([5] * 600)
     sources.committed(session, 3, [5] * 600)
-    assert [event.failure.reason for event in reported if event.HasField("failure")] == [TOO_LARGE]
+    assert [event.failure.reason for event in reported if event.HasField("failure")] == [MESSAGE_TOO_LARGE]
     assert (await queue.take())[-1].HasField("close")
     assert link.idle
     await link._channel.close()
