@@ -129,27 +129,35 @@ static void unsqueeze_group(const struct group_head *head, const char *from, lon
     }
 }
 #else
-#define BYTES_OF(line, numbers)                                                                      \
-    do {                                                                                             \
-        __m512i rest = _mm512_loadu_si512(line), which = numbers;                                    \
-        __m512i upper = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(high, which), 0xea); \
-        __m512i lower = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(low, which), 0xba);  \
-        _mm512_storeu_si512(to, _mm512_unpacklo_epi8(lower, upper));                                 \
-        _mm512_storeu_si512(to + LINE / 2, _mm512_unpackhi_epi8(lower, upper));                      \
-        to += LINE;                                                                                  \
-    } while (0)
+#define IN_REGISTERS __attribute__((target("avx512f,avx512bw"), always_inline)) static inline
+
+/* Half of a group's table, in each lane. */
+IN_REGISTERS __m512i spread(const unsigned char *half)
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)half));
+}
+
+/* The numbers of a line, in two halves. `which`: the lower half of each byte is the number of an exponent. */
+IN_REGISTERS void unsqueeze_line(const char *line, __m512i which, __m512i high, __m512i low, __m512i *to)
+{
+    const __m512i sign = _mm512_set1_epi8((char)0x80), number = _mm512_and_si512(which, _mm512_set1_epi8(15));
+    __m512i rest = _mm512_loadu_si512(line);
+    __m512i upper = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(high, number), 0xea);
+    __m512i lower = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(low, number), 0xba);
+    to[0] = _mm512_unpacklo_epi8(lower, upper), to[1] = _mm512_unpackhi_epi8(lower, upper);
+}
 
 /* Writes an even number of lines. */
 __attribute__((target("avx512f,avx512bw"))) static void unsqueeze_group(const struct group_head *head, const char *from,
                                                                           long count, unsigned short *to)
 {
-    const __m512i high = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)head->high));
-    const __m512i low = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)head->low));
-    const __m512i sign = _mm512_set1_epi8((char)0x80), half = _mm512_set1_epi8(15);
-    for (long line = 0; line < count; line += 2, from += TWO_LINES) {
-        __m512i both = _mm512_loadu_si512(from + 2 * LINE);
-        BYTES_OF(from, _mm512_and_si512(both, half));
-        BYTES_OF(from + LINE, _mm512_and_si512(_mm512_srli_epi16(both, 4), half));
+    const __m512i high = spread(head->high), low = spread(head->low);
+    for (long line = 0; line < count; line += 2, from += TWO_LINES, to += 2 * LINE) {
+        __m512i numbers = _mm512_loadu_si512(from + 2 * LINE), halves[4];
+        unsqueeze_line(from, numbers, high, low, halves);
+        unsqueeze_line(from + LINE, _mm512_srli_epi16(numbers, 4), high, low, halves + 2);
+        for (int half = 0; half < 4; half++)
+            _mm512_storeu_si512(to + half * LINE / 2, halves[half]);
     }
 }
 #endif

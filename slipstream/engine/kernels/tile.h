@@ -140,13 +140,11 @@ TARGET static void NAME(chunks)(const struct product *p, const char *w, const ch
 TARGET ALWAYS void NAME(add_up_squeezed)(const struct steps *s, const char *x, long stride, float *sums, const int rows,
                                          const int side)
 {
-    const __m512i sign = _mm512_set1_epi8((char)0x80), half = _mm512_set1_epi8(15);
     V acc[MOST_SIDE][TILE_ROWS][VECTORS];
     __m512i high[MOST_SIDE], low[MOST_SIDE];
     UNROLLED for (int b = 0; b < side; b++) {
         const struct group_head *head = (const struct group_head *)(s->weights + b * s->apart);
-        high[b] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)head->high));
-        low[b] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)head->low));
+        high[b] = spread(head->high), low[b] = spread(head->low);
         UNROLLED for (int r = 0; r < rows; r++)
             UNROLLED for (int v = 0; v < VECTORS; v++)
                 acc[b][r][v] = LOAD(sums + b * s->sums_apart + r * WIDTH + v * LANES);
@@ -159,11 +157,8 @@ TARGET ALWAYS void NAME(add_up_squeezed)(const struct steps *s, const char *x, l
                 __builtin_prefetch(at + s->share + ask, 0, 3);
             __m512i numbers = _mm512_loadu_si512(at + 2 * LINE);
             UNROLLED for (int line = 0; line < 2; line++) {
-                __m512i rest = _mm512_loadu_si512(at + line * LINE);
-                __m512i which = _mm512_and_si512(line ? _mm512_srli_epi16(numbers, 4) : numbers, half);
-                __m512i upper = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(high[b], which), 0xea);
-                __m512i lower = _mm512_ternarylogic_epi32(rest, sign, _mm512_shuffle_epi8(low[b], which), 0xba);
-                __m512i both[2] = {_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)};
+                __m512i both[2];
+                unsqueeze_line(at + line * LINE, line ? _mm512_srli_epi16(numbers, 4) : numbers, high[b], low[b], both);
                 UNROLLED for (int r = 0; r < rows; r++) {
                     I each = SPREAD_PAIR(((const int *)x)[r * stride + k + line]);
                     UNROLLED for (int v = 0; v < VECTORS; v++)
@@ -244,22 +239,21 @@ TARGET static void NAME(finish)(const struct product *p, long rows, char *y, lon
 TARGET static void NAME(blocks)(const struct product *p, const char *x, long rows, char *y, long first, long end)
 {
     float sums[GROUP_SIDE * MOST_ROWS * WIDTH];
-    long line = WIDTH * (p->kind == BYTES ? 1 : 4), bytes = p->depth * line;
+    long line = WIDTH * (p->kind == BYTES ? 1 : 4), bytes = p->squeezed ? squeezed_bytes(p->depth) : p->depth * line;
     int few = rows <= (p->kind == FLOATS ? GROUP_ROWS : TILE_ROWS);
     long wanted = few ? SIDE(rows) : p->kind == FLOATS && rows <= GROUPS * GROUP_ROWS ? GROUP_SIDE : 1;
     for (long block = first, side; block < end; block += side) {
-        const char *w = (const char *)p->weights + block * (p->squeezed ? squeezed_bytes(p->depth) : bytes);
+        const char *w = (const char *)p->weights + block * bytes;
         side = end - block >= wanted ? wanted : 1;
         for (long b = 0; b < side; b++)
             memset(sums + b * rows * WIDTH, 0, rows * WIDTH * sizeof(float));
         if (!few) {
             NAME(chunks)(p, w, x, rows, sums, (int)side);
+        } else if (p->squeezed) {
+            NAME(groups)(p, w, x, rows, sums, (int)side);
         } else {
             struct steps s = {w, bytes, p->depth, w + AHEAD / side, line, rows * WIDTH};
-            if (p->squeezed)
-                NAME(groups)(p, w, x, rows, sums, (int)side);
-            else
-                NAME(tile)(p->kind, &s, x, row_length(p), sums, (int)rows, (int)side);
+            NAME(tile)(p->kind, &s, x, row_length(p), sums, (int)rows, (int)side);
         }
         for (long b = 0; b < side; b++)
             NAME(finish)(p, rows, y, block + b, sums + b * rows * WIDTH);
