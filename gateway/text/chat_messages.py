@@ -69,14 +69,15 @@ def with_written_arguments(messages: Sequence[Message]) -> list[Message] | None:
         calls = message.get("tool_calls")
         if isinstance(calls, list) and any(isinstance(_function(call).get("arguments"), dict) for call in calls):
             try:
-                changed, message = True, {**message, "tool_calls": [_written_call(call) for call in calls]}
+                changed, message = True, {**message, "tool_calls": [written_call(call) for call in calls]}
             except (TypeError, ValueError, RecursionError):
                 return None
         written.append(message)
     return written if changed else None
 
 
-def _written_call(call: Any) -> Any:
+def written_call(call: Any) -> Any:
+    """The call with its arguments, if these are an object, as a text of JSON."""
     function = _function(call)
     if not isinstance(function.get("arguments"), dict):
         return call

@@ -84,6 +84,10 @@ class TokenDecoder:
         texts = (token for token in tokens if token not in self._hidden and self.shown(token) is not None)
         return list(islice(texts, MOST_AT_AN_END))
 
+    def trailing(self, tokens: Sequence[int]) -> list[int]:
+        """The last few tokens that are of a text."""
+        return self.leading(reversed(tokens))[::-1]
+
     def shown(self, token: int) -> str | None:
         """The vocabulary entry of a token; None for one without text."""
         word: str | None = self._tokenizer.id_to_token(token)
@@ -184,7 +188,7 @@ class _PerToken:
 class _Whole:
     def __init__(self, decoding: TokenDecoder, before: Sequence[int]) -> None:
         self._decoding = decoding
-        self._before = decoding.leading(reversed(before))[::-1]
+        self._before = decoding.trailing(before)
         self._tokens: list[int] = []
 
     def push(self, token: int) -> str:
@@ -196,7 +200,7 @@ class _Whole:
         if not tokens:
             return ""
         text, before = self._decoding.whole([*self._before, *tokens]), self._decoding.whole(self._before)
-        self._before = self._decoding.leading(reversed([*self._before, *tokens]))[::-1]  # what a text goes on from
+        self._before = self._decoding.trailing([*self._before, *tokens])  # what a text goes on from
         return text[len(before) :] if text.startswith(before) else self._decoding.whole(tokens)
 
 

@@ -4,7 +4,6 @@ reader of each."""
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 
 from gateway.text.answers import harmony, json_calls, marked_calls, pythonic_calls, xml_calls
 from gateway.text.answers.reader import AnswerReader, CallBegan, PlainReader, TextReader, Thoughts
-from gateway.text.chat_messages import REASONING
+from gateway.text.chat_messages import REASONING, written_call
 from slipstream.errors import FailedPrecondition
 
 NONE = "none"
@@ -33,7 +32,7 @@ class CallFormat:
     shown: tuple[str, ...]
     """What chat templates have that show this format: all of them."""
     marks: tuple[str, ...] = ()
-    """Strings that may be control tokens, which a text has not unless it is asked for."""
+    """Strings that may be control tokens, which a text has not unless it is asked for. The first begins the calls."""
     reader: Callable[..., TextReader] = TextReader
     id: str = "call_"
     """What ids of calls begin with; empty: nine letters and digits."""
@@ -216,16 +215,7 @@ _JOINS = re.compile(r"\+\s*\w[\w.\[\]'\"]*\barguments['\"\]]*\s*(\+|-?\}\})")
 def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not message.get("tool_calls"):
         return message
-    calls = [
-        {
-            **call,
-            "function": {
-                **call["function"],
-                "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-            },
-        }
-        for call in message["tool_calls"]
-    ]
+    calls = [written_call(call) for call in message["tool_calls"]]
     return {**message, "content": message.get("content") or "", "tool_calls": calls}
 
 

@@ -157,16 +157,6 @@ class _Forced:
 
 def _free_call(notation: _Notation, format: AnswerFormat, tools: Tools) -> list[str]:
     """What begins as a call does. Its rest is the model's: nothing holds it to a schema where it may as well answer."""
-    begins = {
-        formats.HERMES: json_calls.BEGIN,
-        formats.QWEN_CODER: json_calls.BEGIN,
-        formats.GLM: json_calls.BEGIN,
-        formats.MISTRAL: json_calls.TOOL_CALLS,
-        formats.MISTRAL_ARGS: json_calls.TOOL_CALLS,
-        formats.KIMI: marked_calls.KimiReader.CALLS,
-        formats.DEEPSEEK_V3: marked_calls.DeepSeekReader.CALLS,
-        formats.DEEPSEEK_V31: marked_calls.DeepSeekReader.CALLS,
-    }
     calls = format.calls
     if calls in (formats.NONE, formats.UNKNOWN):
         return []
@@ -178,7 +168,7 @@ def _free_call(notation: _Notation, format: AnswerFormat, tools: Tools) -> list[
     if calls == formats.HARMONY:
         begin = f'{notation.mark(harmony.CHANNEL)} "commentary to=functions."'
     else:
-        begin = notation.mark(begins[calls])
+        begin = notation.mark(formats.CALLS[calls].marks[0])
     marks = " | ".join(notation.mark(each) for each in format.marks if notation.mark(each).startswith("<["))
     more = f" (({marks}) {notation.text()}?)*" if marks else ""
     return [notation.rule("call", f"{begin} {notation.text()}?{more}")]

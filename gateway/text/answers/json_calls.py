@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.text.answers.reader import Arguments, Marks, NotACall, Steps, TextReader
+from gateway.text.answers.reader import Arguments, Marks, NotACall, Steps, TextReader, drop
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -21,10 +21,6 @@ _CLOSING = {"{": "}", "[": "]"}
 _ARGUMENTS = ("arguments", "parameters")
 
 Add = Callable[[str], None]
-
-
-def _drop(text: str) -> None:
-    pass
 
 
 @dataclass(slots=True)
@@ -77,7 +73,7 @@ class JsonReader(TextReader):
         elif key in _ARGUMENTS and not call.began and call.held is None:
             yield from self._arguments(call)
         else:
-            yield from self._value(_drop)
+            yield from self._value(drop)
 
     def _arguments(self, call: _Call) -> Steps[None]:
         if (yield from self._peek()) != "{":

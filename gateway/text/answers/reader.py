@@ -336,6 +336,10 @@ class TextReader:
         return mark
 
 
+def drop(text: str) -> None:
+    """Takes text that no part has."""
+
+
 _SPACE = re.compile(r"\s*")
 _NONE = Marks("\uffff\uffff")
 """A mark that no text has: U+FFFF is no character."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.text.answers.json_calls import BEGIN, END
-from gateway.text.answers.reader import Arguments, Marks, NotACall, Steps, TextReader, Thoughts
+from gateway.text.answers.reader import Arguments, Marks, NotACall, Steps, TextReader, Thoughts, drop
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -137,7 +137,7 @@ class QwenCoderReader(XmlReader):
             yield from self._argument(key, _PARAMETER_END, lines=True)
 
     def _skip(self, marks: Marks) -> Steps[str]:
-        mark = yield from self._until(marks, _drop, marks.plain)
+        mark = yield from self._until(marks, drop, marks.plain)
         if not mark:
             raise NotACall
         return mark
@@ -170,22 +170,18 @@ class GlmReader(XmlReader):
         while True:
             if mark != KEY:
                 skipped = Marks(KEY, END)
-                mark = mark if mark == END else (yield from self._until(skipped, _drop, skipped.plain))
+                mark = mark if mark == END else (yield from self._until(skipped, drop, skipped.plain))
             if mark != KEY:
                 break
             key = list[str]()
             yield from self._until(_KEY_END, key.append, _KEY_END.plain)
-            if not (yield from self._until(_VALUE, _drop, _VALUE.plain)):
+            if not (yield from self._until(_VALUE, drop, _VALUE.plain)):
                 raise NotACall
             yield from self._argument("".join(key).strip(), _VALUE_END, lines=False)
             mark = VALUE_END
         if not mark:
             raise NotACall
         self._end()
-
-
-def _drop(text: str) -> None:
-    pass
 
 
 def _read(text: str, types: Collection[str]) -> Any:
