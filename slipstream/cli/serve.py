@@ -103,8 +103,8 @@ class Role:
         process = await self._run({}, "--check")
         output, _ = await process.communicate()
         if process.returncode:
-            cause = next((line for line in output.decode().splitlines() if line.startswith(FAILED)), "")
-            raise Unavailable(cause_of(cause) or f"{self.module} cannot start as it is set up.")
+            cause = next(filter(None, map(cause_of, output.decode().splitlines())), "")
+            raise Unavailable(cause or f"{self.module} cannot start as it is set up.")
 
     async def start(self, more: Mapping[str, str] | None = None) -> str:
         """Returns the address it serves at. Raises Unavailable, with its cause, where it ends before it is ready; its
@@ -113,8 +113,9 @@ class Role:
         assert process.stdout is not None
         cause = ""
         async for line in process.stdout:
-            cause = cause_of(line.decode()) or cause
-            if (text := line.decode()).startswith(READY):
+            text = line.decode()
+            cause = cause_of(text) or cause
+            if text.startswith(READY):
                 ready = dict(word.partition("=")[::2] for word in text.split()[1:])
                 self.metrics, self.http = ready.get("metrics", ""), ready.get("http", "")
                 return ready["grpc"]

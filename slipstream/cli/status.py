@@ -11,7 +11,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 
 from slipstream.cli.options import AsJson, Connection, explained
-from slipstream.cli.waiting import PAUSES
+from slipstream.cli.waiting import pause_causes
 from slipstream.client.sync_client import Client
 from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.v1 import gateway_pb2, worker_pb2
@@ -66,8 +66,7 @@ def model_lines(models: Sequence[gateway_pb2.ServedModel]) -> Iterator[str]:
         if not served.drafters:
             yield "  no drafter: plain decoding"
         if served.paused_verifiers:
-            causes = "; ".join(PAUSES.get(cause, cause) for cause in served.pause_causes)
-            yield f"  drafting pauses on {served.paused_verifiers} of {served.verifiers}: {causes}"
+            yield f"  drafting pauses on {served.paused_verifiers} of {served.verifiers}: {pause_causes(served)}"
 
 
 def _drafter_state(drafter: gateway_pb2.ServedDrafter) -> str:
@@ -79,7 +78,7 @@ def _drafter_state(drafter: gateway_pb2.ServedDrafter) -> str:
 
 
 def store_line(store: gateway_pb2.SessionStoreState) -> str:
-    """Of an older gateway, which does not say, that it is not known."""
+    """The store is not known where an older gateway does not name it."""
     if not store.kind:
         return "session store: not known"
     return f"session store: {store.kind}, {'answers' if store.answers else 'AWAY: sessions wait, and are refused'}"

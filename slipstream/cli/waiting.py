@@ -91,6 +91,10 @@ def summary(completion: Completion, list_models: Listing) -> str:
     return "; ".join(parts)
 
 
+def pause_causes(served: gateway_pb2.ServedModel) -> str:
+    return "; ".join(PAUSES.get(cause, cause) for cause in served.pause_causes)
+
+
 def _few_candidates(model: str, list_models: Listing) -> str:
     try:
         served = next((each for each in list_models().models if each.model.name == model), None)
@@ -99,8 +103,7 @@ def _few_candidates(model: str, list_models: Listing) -> str:
     if served is None:
         return ""
     if served.paused_verifiers:
-        causes = "; ".join(PAUSES.get(cause, cause) for cause in served.pause_causes)
-        return f"drafting pauses here, because {causes}"
+        return f"drafting pauses here, because {pause_causes(served)}"
     if not any(not each.away and not each.mismatch for each in served.drafters):
         return "no drafter drafts for it (`slipstream status`)"
     return ""

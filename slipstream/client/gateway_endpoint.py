@@ -70,11 +70,8 @@ class GatewayEndpoint:
             named = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
             options = [*CHANNEL_OPTIONS, *named]
             return grpc.aio.secure_channel(self.address, credentials, options, interceptors=interceptors)
-        if self.key and not (self.plaintext_key or is_local(self.address)):
-            raise FailedPrecondition(
-                f"an API key is not sent to {self.address} in plaintext; use --tls or --ca FILE, or, on a network that "
-                "nobody else reads, --plaintext-key."
-            )
+        if self.key and not self.plaintext_key:
+            check_plaintext_key(self.address, self.address, "--tls or --ca FILE")
         return grpc.aio.insecure_channel(self.address, CHANNEL_OPTIONS, interceptors=interceptors)
 
     def _authorities(self) -> bytes | None:
@@ -91,6 +88,16 @@ def is_local(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_plaintext_key(address: str, name: str, remedy: str) -> None:
+    """Raises FailedPrecondition for the address of another machine, which errors name `name`: a key is not sent there
+    without TLS. `remedy`: what to use instead."""
+    if not is_local(address):
+        raise FailedPrecondition(
+            f"an API key is not sent to {name} in plaintext; use {remedy}, or, on a network that is yours, "
+            "--plaintext-key."
+        )
 
 
 def sampled_parent() -> str:

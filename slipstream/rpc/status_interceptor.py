@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -150,12 +150,10 @@ class _Guard:
 
 async def _unknown(requests: AsyncIterator[Any], context: Context) -> None:
     """Any kind of call to a method that is not served: a stream of requests is not read."""
-    info = error_details_pb2.ErrorInfo(reason=UNKNOWN_METHOD, domain=ERROR_DOMAIN)
-    packed = any_pb2.Any()
-    packed.Pack(info)
+    details = _packed([error_details_pb2.ErrorInfo(reason=UNKNOWN_METHOD, domain=ERROR_DOMAIN)])
     code, sentence = grpc.StatusCode.UNIMPLEMENTED, "this server has no such method; reflection lists what it has."
     await context.abort_with_status(
-        rpc_status.to_status(status_pb2.Status(code=code.value[0], message=sentence, details=[packed]))
+        rpc_status.to_status(status_pb2.Status(code=code.value[0], message=sentence, details=details))
     )
 
 
@@ -184,7 +182,11 @@ def _status(error: SlipstreamError) -> status_pb2.Status:
         details.append(retry)
     code = code_number(error)
     assert code in code_pb2.Code.values()
+    return status_pb2.Status(code=code, message=sentence, details=_packed(details))
+
+
+def _packed(details: Sequence[Message]) -> list[any_pb2.Any]:
     packed = [any_pb2.Any() for _ in details]
     for each, detail in zip(packed, details, strict=True):
         each.Pack(detail, deterministic=True)  # maps have no order of their own
-    return status_pb2.Status(code=code, message=sentence, details=packed)
+    return packed

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from slipstream.client.client import pieces
 from slipstream.client.completion import Completion
-from slipstream.client.gateway_endpoint import GatewayEndpoint, is_local
+from slipstream.client.gateway_endpoint import GatewayEndpoint, check_plaintext_key
 from slipstream.client.load.runner import Answered, Heard, Send
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.v1 import gateway_pb2
@@ -50,12 +50,8 @@ async def sending_http(
         import httpx
     except ModuleNotFoundError as error:
         raise FailedPrecondition("--http needs httpx; run: pip install httpx.", reason="NOT_INSTALLED") from error
-    plain = urlsplit(url).scheme != "https" and not is_local(urlsplit(url).netloc)
-    if key and plain and not plaintext_key:
-        raise FailedPrecondition(
-            f"an API key is not sent to {url} in plaintext; use an https address, or, on a network that nobody else "
-            "reads, --plaintext-key."
-        )
+    if key and urlsplit(url).scheme != "https" and not plaintext_key:
+        check_plaintext_key(urlsplit(url).netloc, url, "an https address")
     asked = {"stream": True, "stream_options": {"include_usage": True}}
     # As many connections as requests: a pool with a bound would hold requests back until the server answered others.
     bounds = httpx.Limits(max_connections=None, max_keepalive_connections=None)
