@@ -24,7 +24,8 @@ DRAFT_SUM = "draft rounds"
 # A verifier's pass over many sessions: a trace of its own.
 STEP = "step"
 
-UNSENT_PARENT = "slipstream=unsent"
+UNSENT_PARENT_KEY, UNSENT_PARENT_VALUE = "slipstream", "unsent"
+UNSENT_PARENT = f"{UNSENT_PARENT_KEY}={UNSENT_PARENT_VALUE}"
 """The `tracestate` of a client that names a parent, because a `traceparent` has one, and sends no spans."""
 
 TEXT_COMPLETION = "text_completion"

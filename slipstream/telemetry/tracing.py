@@ -25,7 +25,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from slipstream.telemetry.segments import SEGMENT_TOKENS
-from slipstream.telemetry.spans import UNSENT_PARENT
+from slipstream.telemetry.spans import UNSENT_PARENT_KEY, UNSENT_PARENT_VALUE
 from slipstream.v1 import types_pb2
 from slipstream.version import running_version
 
@@ -116,7 +116,7 @@ class Tracing:
         sampled = decision is Decision.RECORD_AND_SAMPLE
         root = SpanContext(trace_id, random.getrandbits(64) or 1, is_remote=False, trace_flags=SAMPLED)
         asked = parent.is_valid and parent.trace_flags.sampled and isinstance(self.sampler, ParentBased)
-        sent = parent.is_valid and UNSENT_PARENT not in parent.trace_state.to_header()
+        sent = parent.is_valid and parent.trace_state.get(UNSENT_PARENT_KEY) != UNSENT_PARENT_VALUE
         return Trace(self, root, self._offset_ns(), parent if sent else None, asked, sampled, self.segment_tokens)
 
     def join(self, context: types_pb2.TraceContext) -> Trace | None:
