@@ -74,7 +74,7 @@ class DraftTrace(DraftSessionObserver):
         self._begin(len(session.tokens))
 
     def step_ended(self, began_s: float, ended_s: float, proposed: int, sent: int) -> None:
-        """Of a step that a commit came into, the part behind it counts: the rest stands in no span."""
+        """A step that a commit came into counts from the commit on: the part before it stands in no span."""
         began_s, ended_s = max(began_s, self._since_s), max(ended_s, self._since_s)
         self._round.note(began_s, ended_s)
         self._round.passes += 1

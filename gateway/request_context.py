@@ -20,7 +20,7 @@ class RequestContext:
     tenant: Tenant = OPEN
     """Whose call it is."""
     http_method: str = ""
-    """Of a call by HTTP, as `http_route`."""
+    """Empty, as `http_route` is, for calls that do not come by HTTP."""
     http_route: str = ""
     """The path of its route, with the names of its parameters: `/v1/responses/{name}`."""
     trailers: dict[str, str] = field(default_factory=dict)

@@ -55,7 +55,7 @@ _REASONS = {
     **dict.fromkeys(("greater_than", "greater_than_equal", "less_than", "less_than_equal"), NUMBER_OUT_OF_RANGE),
     "finite_number": NUMBER_OUT_OF_RANGE,
 }
-"""Of pydantic's faults; of all others FIELD_INVALID."""
+"""Our reasons by the types of pydantic's faults; all other types are FIELD_INVALID."""
 _ROUTES = (
     operations.routes,
     completions.routes,

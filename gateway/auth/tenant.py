@@ -21,8 +21,8 @@ from slipstream.tenants import tenant_id, tenant_salt
 _LOG_ONCE = LogOnce(logging.getLogger(__name__), logging.WARNING)
 MINUTE_S = 60.0
 DEFAULTS_PER_MINUTE = 8
-"""Of a key's tokens of a minute one part in so many is reserved at most for a request that names no `max_tokens`: else
-the rest of a long context would take the whole minute from the key's other requests."""
+"""A request that names no `max_tokens` reserves at most one part in so many of its key's tokens of a minute: else the
+rest of a long context would take the whole minute from the key's other requests."""
 SESSION_RETRY_S = 1.0
 """Seconds until a retry where all sessions of a key are in use: when one ends is not known."""
 

@@ -179,7 +179,6 @@ class SessionRegistry:
         self._entries: dict[str, SessionEntry] = {}
         self._arriving: Counter[str] = Counter()
         """Requests that may become sessions, by tenant's name."""
-        """Requests that are being checked and may become an entry."""
         self._clients = 0
         """Calls of `generate` and `resume` that have not ended."""
         self._closing = False

@@ -303,7 +303,7 @@ class DecodeTrace(SessionObserver):
         self._discard_round(self._trace.now())  # in the middle of which it was left
 
     def _discard_round(self, ended_s: float) -> None:
-        """Emits the span of a round that nobody is shown: those of workers refer to it."""
+        """Emits the span of a round that no client receives: spans of workers refer to it."""
         attributes: dict[str, Value] = {spans.INDEX: self._rounds, spans.EPOCH: self._epoch, spans.LENGTH: self._length}
         attributes |= {spans.DISCARDED: True, spans.BECAUSE: REASONS[types_pb2.ROUND_REASON_FAILED]}
         context = self._trace.round(self._epoch, self._length)

@@ -159,13 +159,13 @@ def _additional(name: str) -> list[str]:
 def _special_tokens(name: str, config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by name: strings, or objects with `content`. Configurations of earlier releases, which list no
     added tokens, leave them to special_tokens_map.json."""
-    told = dict(config)
+    names = dict(config)
     if "added_tokens_decoder" not in config:
         with suppress(NotFound):
-            told |= read_json(tokenizer_file(name, "special_tokens_map.json"))
+            names |= read_json(tokenizer_file(name, "special_tokens_map.json"))
     found = {}
     for each in SPECIAL_TOKENS:
-        token = told.get(each)
+        token = names.get(each)
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str):
             found[each] = content

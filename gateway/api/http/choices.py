@@ -70,7 +70,7 @@ class Choice:
     logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
     rounds: list[gateway_pb2.RoundDetails] = field(default_factory=list)
     prompt_logprobs: list[gateway_pb2.Logprob] = field(default_factory=list)
-    """Of the prompt's tokens but the first, where they were asked for."""
+    """One for each of the prompt's tokens but the first, where they were asked for."""
 
     def add(self, event: Event) -> None:
         if isinstance(event, gateway_pb2.Delta):

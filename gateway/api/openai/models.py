@@ -26,7 +26,7 @@ class TokenizeRequest(ConversationFields):
     prompt: str | None = None
     messages: Messages | None = None  # type: ignore[assignment]
     add_special_tokens: bool = True
-    """Of a prompt. A chat template writes its own."""
+    """Whether a prompt gets them; a chat template writes its own."""
     return_token_strs: bool | None = None
 
 

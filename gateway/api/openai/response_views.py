@@ -43,11 +43,11 @@ class LoggedEvents:
     def __init__(self, events: ResponseEvents) -> None:
         self._events = events
         self._fresh: list[dict[str, Any]] = []
-        """Of tokens whose text no event has yet."""
+        """Log-probabilities of tokens whose text no event has yet."""
         self._begins = False
         """Whether text begins behind an item of another kind."""
         self._said: dict[str, list[dict[str, Any]]] = {}
-        """Of all tokens of each item's text."""
+        """Log-probabilities of all tokens of each item's text."""
 
     def whole(self) -> dict[str, Any]:
         return self._events.whole()
