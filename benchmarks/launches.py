@@ -85,7 +85,7 @@ BUDGETS = {
     "propose, top-p, levels: 4": Budget(760, 44, 4),
     "sampling, greedy": Budget(12, 2, 0, 3),
     "sampling, T": Budget(12, 2, 0, 3),
-    "sampling, top-p": Budget(12, 2, 0, 3.1),
+    "sampling, top-p": Budget(12, 2, 0, 3),
     "sampling, top-k, top-p, min-p": Budget(12, 2, 0, 3),
     "sampling, penalties": Budget(12, 4, 0, 3),
     "sampling, mask": Budget(12, 2, 0, 3),

@@ -30,7 +30,8 @@ OFFSET, PEAK, BOUND = (tl.constexpr(at) for at in range(3))
 below it stays."""
 COUNT, MASS, TIES = (tl.constexpr(at) for at in range(3))
 """What `_largest` looks for."""
-NOBODY = tl.constexpr((1 << 31) - 1)
+NO_TOKEN = tl.constexpr((1 << 31) - 1)
+"""Where no token is the best: above all ids, so that the lowest id wins."""
 LOWEST = tl.constexpr(-(1 << 31) + (1 << 23))
 """Less than the key of any finite number."""
 UNIT = tl.constexpr(float(1 << 44))
@@ -123,9 +124,9 @@ def _race(shifted, key, at):
     peak = tl.reduce(rough, 0, tl.standard._elementwise_max)
     bound = peak - MARGIN
     best = tl.full((), float("-inf"), tl.float64)
-    winner = tl.full((), NOBODY, tl.int32)
+    winner = tl.full((), NO_TOKEN, tl.int32)
     while (peak >= bound) & (peak > float("-inf")):
-        token = tl.reduce(tl.where(rough == peak, at, NOBODY), 0, tl.standard._elementwise_min)
+        token = tl.reduce(tl.where(rough == peak, at, NO_TOKEN), 0, tl.standard._elementwise_min)
         logit = tl.reduce(tl.where(at == token, shifted, float("-inf")), 0, tl.standard._elementwise_max)
         u64 = (_bits(key, token).to(tl.float64) + 0.5) * SCALE
         score = logit.to(tl.float64) - tl.log(-tl.log(u64))
@@ -151,7 +152,7 @@ def survey(read, maxima, best, winners, broken, size, stride, parts, BLOCK: tl.c
     tl.store(maxima + (row * parts + part) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP), tops)
     top = tl.reduce(tops, 0, tl.standard._elementwise_max)
     tl.store(best + row * parts + part, top.to(tl.float64))
-    winner = tl.reduce(tl.where(x == top, at, NOBODY), 0, tl.standard._elementwise_min)
+    winner = tl.reduce(tl.where(x == top, at, NO_TOKEN), 0, tl.standard._elementwise_min)
     tl.store(winners + row * parts + part, winner)
 
 
@@ -219,7 +220,7 @@ def race(
     own, of_row = read[1] + row * COLUMNS, read[2] + row * COLUMNS
     if (tl.load(row_broken + row) == 0) & (tl.load(own + GREEDY) == 0):
         tl.store(best + row * parts + part, float("-inf"))
-        tl.store(winners + row * parts + part, NOBODY)
+        tl.store(winners + row * parts + part, NO_TOKEN)
         offset = tl.load(row_floats + row * 3 + OFFSET)
         peak = tl.load(row_floats + row * 3 + PEAK)
         bound = tl.load(row_floats + row * 3 + BOUND)
@@ -261,12 +262,12 @@ def _some(read, gathered, row, at, count, offset, temperature, size, stride):
 
 
 @jit
-def _ids(gathered, row, at, count):
-    """Whose logits these are."""
+def _ids(gathered, row, at, count, wanted):
+    """Whose logits the wanted ones are."""
     _, tokens, capacity = gathered
     ids = at
     if count <= capacity:
-        ids = tl.load(tokens + row * capacity + at, mask=at < count, other=NOBODY)
+        ids = tl.load(tokens + row * capacity + at, mask=wanted & (at < count), other=NO_TOKEN)
     return ids
 
 
@@ -285,7 +286,8 @@ def _largest(
             at = start + tl.arange(0, CHUNK)
             x = _some(read, gathered, row, at, count, offset, temperature, size, stride)
             if KIND == TIES:
-                inside = (x == tie)[None, :] & ((0 - _ids(gathered, row, at, count))[None, :] >= limits[:, None])
+                ids = _ids(gathered, row, at, count, x == tie)
+                inside = (x == tie)[None, :] & ((0 - ids)[None, :] >= limits[:, None])
                 reached += tl.reduce(inside.to(tl.int64), 1, tl.standard._sum_combine)
             elif KIND == MASS:
                 weights = tl.where(x[None, :] >= least[:, None], _weight(x - peak)[None, :], 0)
@@ -333,7 +335,7 @@ def cut(
         lowest = tl.maximum(_key(tl.load(row_floats + row * 3 + BOUND)).to(tl.int64), LOWEST)
         highest = _key(peak).to(tl.int64)
         key = lowest
-        room = tl.full((), NOBODY, tl.int64)
+        room = tl.full((), NO_TOKEN, tl.int64)
         ties = tl.full((), 0, tl.int64)
         if ranked:
             key = _largest(
@@ -375,11 +377,11 @@ def cut(
         floor = peak + tl.load(of_row + FLOOR).to(tl.float32)
         noise_key = tl.load(own + KEY).to(tl.uint64, bitcast=True)
         score = tl.full((), float("-inf"), tl.float64)
-        winner = tl.full((), NOBODY, tl.int32)
+        winner = tl.full((), NO_TOKEN, tl.int32)
         for start in range(0, length, CHUNK):
             at = start + tl.arange(0, CHUNK)
             x = _some(read, gathered, row, at, count, offset, temperature, size, stride)
-            ids = _ids(gathered, row, at, count)
+            ids = _ids(gathered, row, at, count, x >= limit)
             stays = ((x > limit) | ((x == limit) & (ids <= newest))) & (x >= floor)
             own_score, own_winner = _race(tl.where(stays, x - peak, float("-inf")), noise_key, ids)
             ahead = (own_score > score) | ((own_score == score) & (own_winner < winner))
@@ -413,8 +415,8 @@ def accept(
             else:
                 scores = tl.load(best + row * parts + at, mask=at < parts, other=float("-inf"))
                 top = tl.reduce(scores, 0, tl.standard._elementwise_max)
-                ids = tl.load(winners + row * parts + at, mask=at < parts, other=NOBODY)
-                token = tl.reduce(tl.where(scores == top, ids, NOBODY), 0, tl.standard._elementwise_min)
+                ids = tl.load(winners + row * parts + at, mask=at < parts, other=NO_TOKEN)
+                token = tl.reduce(tl.where(scores == top, ids, NO_TOKEN), 0, tl.standard._elementwise_min)
                 draft = tl.load(drafts + first + depth, mask=depth < chain, other=-2).to(tl.int32)
                 going = (draft == token).to(tl.int32)
         tl.store(emitted + request * width + depth, token)
