@@ -15,6 +15,7 @@ import pytest
 from gateway.store.memory import MemoryBackend, MemoryStore
 from tests.answers import PUBLISHED, TEMPLATES, Call, Published, Reasoning
 from tests.front import Setting, with_logprobs
+from tests.integration.test_http_responses import folded
 from tests.toy_tokenizer import toy_tokenizer
 from tests.web import CHAT_TEMPLATE, Web, events_of, web, web_of
 
@@ -164,17 +165,6 @@ async def check_messages(place: Place, published: Published) -> None:
         assert "".join(block.thinking for block in thoughts) == reasoning and all(each.signature for each in thoughts)
         assert [(block.name, block.input) for block in message.content if block.type == "tool_use"] == calls
         assert message.stop_reason == ("tool_use" if calls else "end_turn")
-
-
-def folded(events: list[Any]) -> list[Any]:
-    made: list[Any] = []
-    for event in events:
-        data = {name: value for name, value in event.json.items() if name != "sequence_number"}
-        if data["type"].endswith(".delta") and made and made[-1]["type"] == data["type"]:
-            made[-1]["delta"] += data["delta"]
-        else:
-            made.append(data)
-    return made
 
 
 @pytest.mark.parametrize(
