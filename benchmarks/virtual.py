@@ -34,6 +34,7 @@ from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
+from verifier_svc.config import PROMPT_STEP_S
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import StepExecutor
@@ -226,7 +227,7 @@ async def system(world: World) -> AsyncIterator[System]:
     drafters = CandidateSources(model, world.min_path_probability, loop.time)
     executor, stats = world.executor(target), StepStats()
     observers = stats, drafters.shadows
-    limits = StepLimits(512, 256, 0.25, executor.limits)
+    limits = StepLimits(512, 256, 0.25, executor.limits, prompt_step_s=PROMPT_STEP_S)
     planner = world.planner(drafters, limits, _curve(world.target), loop.time)
     verifying = Scheduler(executor, target_thread, drafters, planner, loop.time, observers)  # type: ignore[arg-type]
     tokens = world.blocks * BLOCK_SIZE

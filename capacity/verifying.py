@@ -16,6 +16,7 @@ from capacity.cost import Cost, over
 from capacity.drafting import Agenda, SimulatedDrafter, SimulatedSession
 from capacity.guessing import Acceptance, SimulatedGuess, SimulatedTree
 from slipstream.speculation.selection import ROOT
+from verifier_svc.config import PROMPT_STEP_S
 from verifier_svc.scheduling.budget import Offer, allot
 from verifier_svc.scheduling.prefill import PROMPT_STEPS, prefill_chunks, tokens_within
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
@@ -39,6 +40,7 @@ class Verifying:
     max_draft_tokens: int = 8
     step_tokens: int = 512
     prefill_tokens: int = 256
+    prompt_step_s: float = PROMPT_STEP_S
     max_wait_s: float = 0.25
     draft: Cost | None = None
     """Co-located speculation: what a pass of the draft model costs on this device, between the target's passes."""
@@ -48,7 +50,8 @@ class Verifying:
         """Most prompt tokens of a step with so many tokens of sessions that decode, as the real planner has it."""
         own_s = self.cost(tokens, sessions)
         most = min(self.prefill_tokens, self.step_tokens - tokens)
-        return max(1, tokens_within(lambda n: self.cost(tokens + n, sessions) - own_s, most, PROMPT_STEPS * own_s))
+        added_s = max(PROMPT_STEPS * own_s, self.prompt_step_s - own_s)
+        return max(1, tokens_within(lambda n: self.cost(tokens + n, sessions) - own_s, most, added_s))
 
     def limit(self, session: SimulatedSession) -> int:
         """Most candidates of the session in one step."""

@@ -16,6 +16,8 @@ from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 PREFIX = "VERIFIER_"
 ENGINES = ("embedded", "vllm")
+PROMPT_STEP_S = 0.1
+"""Ten tokens a second: text still comes faster than it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class VerifierConfig:
     """Most tokens of one forward pass."""
     prefill_tokens: int = 256
     """Most prompt tokens of one pass while other sessions decode; fewer where they would take longer than decoding."""
+    prompt_step_s: float = PROMPT_STEP_S
+    """Seconds that a pass with prompts may take beside sessions that decode, where that is more than twice a pass
+    without prompts. Behind a gateway with API keys twice is always the limit."""
     min_path_probability: float = LEVELS[0]
     """The lowest threshold that drafters are sent (`verifier_svc.wait_policy.draft_threshold`): no path less likely is
     worth its bytes."""
@@ -110,7 +115,7 @@ class VerifierConfig:
         require_not_negative(
             self, PREFIX, "threads", "max_draft_tokens", "min_path_probability", "max_wait_s", "min_head_accuracy"
         )
-        require_not_negative(self, PREFIX, "measure_s", "grace_s")
+        require_not_negative(self, PREFIX, "measure_s", "grace_s", "prompt_step_s")
         require_positive(self, PREFIX, "vllm_step_timeout_s")
         if self.max_draft_tokens > MOST_CANDIDATES:
             raise InvalidArgument(

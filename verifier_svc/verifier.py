@@ -85,7 +85,12 @@ async def _serving(
     curve = CostCurve(free_candidates=config.always_speculate)
     await thread.run(executor.measure_costs, curve, config.step_tokens, config.measure_s)
     limits = StepLimits(
-        config.step_tokens, config.prefill_tokens, config.max_wait_s, executor.limits, config.always_speculate
+        config.step_tokens,
+        config.prefill_tokens,
+        config.max_wait_s,
+        executor.limits,
+        config.always_speculate,
+        config.prompt_step_s,
     )
     stats = StepStats()
     observers: list[StepObserver] = [stats, sources.shadows, RoundDetailObserver()]

@@ -55,6 +55,9 @@ class StepLimits:
     always_speculate: bool = False
     """True: a step waits max_wait_s for first candidates that are on their way, and for a head's proposal, whether that
     pays or not. The cost curve then has candidates for nothing, so that all are verified."""
+    prompt_step_s: float = 0.0
+    """Seconds that a step with prompts may take beside sessions that decode, however quick they are; where tenants are
+    told apart, they are too quick for it (`verifier_svc.scheduling.prompt_room`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Planner:
         self._calibrations = PerTenant(lambda: Calibration(clock))
         self._wait_policy = WaitPolicy[Session](sources.threshold, limits.max_wait_s, curve.seconds)
         self._offers = CandidateOffers(limits.executor, self._calibrations)
-        self._prompt_room = PromptRoom(curve, limits.step_tokens, limits.prefill_tokens)
+        self._prompt_room = PromptRoom(curve, limits.step_tokens, limits.prefill_tokens, limits.prompt_step_s)
         self._step_shares = StepShares()
         self._masks_s = 0.0
         """Seconds for which the last plan should wait for the masks of a session's grammar."""
@@ -124,7 +127,8 @@ class Planner:
         prefilling = [] if plain else [session for session in runnable if session.pending > 1]
         reserved = 0
         if decoding and prefilling:
-            most = min(self._prompt_room.beside(len(decoding), len(decoding)), self._limits.step_tokens // 2)
+            beside = self._prompt_room.beside(len(decoding), len(decoding), self._prompt_room.least_s(prefilling))
+            most = min(beside, self._limits.step_tokens // 2)
             reserved = min(most, sum(session.pending for session in prefilling))
         places = min(self._limits.step_tokens - reserved, self._most_decoding(len(prefilling)))
         decoding = _first(decoding, places, lambda session: session.idle_since)

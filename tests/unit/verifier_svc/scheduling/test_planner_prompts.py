@@ -50,6 +50,26 @@ def test_prompts_add_at_most_a_step_s_own_time_to_a_step_that_decodes(decoding: 
     assert COST(decoding + found[99], decoding) <= 2.0 * own < COST(decoding + found[99] + 2, decoding)
 
 
+@pytest.mark.parametrize("tenant", ["", "one"])
+@pytest.mark.parametrize("decoding", [1, 4, 16])
+def test_without_keys_a_step_with_prompts_takes_what_the_setting_allows(decoding: int, tenant: str) -> None:
+    """50 ms instead of two steps of some 10 ms; where keys tell tenants apart, two steps."""
+    limit_s = 0.05
+    sessions = [session(number, tenant, 1, 9) for number in range(decoding)]
+    planner = new_planner(StepLimits(512, 256, 0.0, prompt_step_s=limit_s))
+    found = pieces(planner, [*sessions, session(99, tenant, 5000)])
+    most = 2.0 * COST(decoding, decoding) if tenant else limit_s
+    assert COST(decoding + found[99], decoding) <= most < COST(decoding + found[99] + 2, decoding)
+
+
+def test_a_step_slower_than_the_setting_is_doubled_as_ever() -> None:
+    slow = LinearCost(0.08, 0.0002)
+    found = pieces(
+        new_planner(StepLimits(512, 512, 0.0, prompt_step_s=0.1), slow), [session(0, "", 1, 9), session(1, "", 5000)]
+    )
+    assert slow(1 + found[1], 1) <= 2.0 * slow(1, 1) < slow(1 + found[1] + 2, 1)
+
+
 def test_where_time_is_proportional_to_tokens_a_prompt_still_goes_on() -> None:
     found = pieces(new_planner(cost=LinearCost(0.0, 0.001)), [session(0, "", 1, 9), session(1, "", 5000)])
     assert found == {0: 1, 1: 1}
