@@ -1,4 +1,6 @@
-/* Attention of rows to paged keys and values, for one instruction set (set.h), in fp32.
+/* Attention of rows to paged keys and values, for one instruction set (set.h), in fp32; with instructions for pairs of
+ * bf16, their products: exact ones of queries and keys, and of values with weights that are rounded to bf16, as the
+ * library rounds them. Sums, scores and softmax are fp32 everywhere.
  *
  * A row's keys are added up in the order of their positions, BLOCK of them at a time: scores by products in which each
  * is one chain over the head's numbers, softmax with the running maximum of the blocks so far (Milakov and Gimelshein
@@ -35,12 +37,22 @@ TARGET ALWAYS void NAME(turn)(const char *const *from, long at, float *to)
     }
 }
 
-/* Scores [keys / WIDTH, rows, WIDTH] of the queries [rows, dim], floats, with `count` keys. */
-TARGET static void NAME(score)(const char *const *keys, long kind, long dim, long count, const float *queries, long rows,
-                               float *scores)
+#ifdef DOT_PAIRS
+typedef unsigned short NAME(number); /* of a query or a weight: bf16 */
+#define SCORED(a) ((a)->scale)       /* what scores are multiplied with: queries are as they were */
+#define PAIRED(first) ((first) & ~1L)
+#else
+typedef float NAME(number);
+#define SCORED(a) 1.0f
+#define PAIRED(first) (first)
+#endif
+
+/* Scores [keys / WIDTH, rows, WIDTH] of the queries [rows, dim] with `count` keys. */
+TARGET static void NAME(score)(const char *const *keys, long kind, long dim, long count, const NAME(number) *queries,
+                               long rows, float *scores)
 {
     float packed[MOST_DIM * WIDTH]; /* [floats or pairs of a key, WIDTH] */
-    long depth = kind == FLOATS ? dim : dim / 2;
+    long depth = kind == FLOATS ? dim : dim / 2, stride = dim * sizeof(NAME(number)) / 4;
     struct steps s = {(const char *)packed, 0, depth, (const char *)packed, WIDTH * sizeof(float), 0};
     for (long j = 0; j < count; j += WIDTH, scores += rows * WIDTH) {
         const char *from[WIDTH];
@@ -51,11 +63,37 @@ TARGET static void NAME(score)(const char *const *keys, long kind, long dim, lon
                 NAME(turn)(from + i, d, packed + d * WIDTH + i);
         memset(scores, 0, rows * WIDTH * sizeof(float));
         for (long row = 0; row < rows; row += TILE_ROWS)
-            NAME(tile)(kind, &s, (const char *)(queries + row * dim), dim, scores + row * WIDTH,
+            NAME(tile)(kind, &s, (const char *)(queries + row * dim), stride, scores + row * WIDTH,
                        (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS), 1);
     }
 }
 
+#ifdef DOT_PAIRS
+/* Adds `count` values, in pairs from the first on, times the weights [rows, BLOCK] to the sums [dim / WIDTH, sums_rows,
+ * WIDTH]. Weights are zeros from `count` on. */
+TARGET static void NAME(add_values)(const char *const *values, long kind, long dim, long count,
+                                    const NAME(number) *weights, float *sums, long rows, long sums_rows)
+{
+    unsigned pairs[BLOCK / 2 * WIDTH]; /* [pairs of values, WIDTH] */
+    struct steps s = {(const char *)pairs, 0, (count + 1) / 2, (const char *)pairs, WIDTH * sizeof(float), 0};
+    for (long d = 0; d < dim; d += WIDTH, sums += sums_rows * WIDTH) {
+        long width = dim - d < WIDTH ? LANES : WIDTH;
+        for (long j = 0; j < count; j += 2) {
+            const unsigned short *first = (const unsigned short *)values[j] + d;
+            const unsigned short *second = j + 1 < count ? (const unsigned short *)values[j + 1] + d : first;
+            unsigned *to = pairs + j / 2 * WIDTH;
+            for (long lane = 0; lane < width; lane += LANES)
+                for (int i = 0; i < LANES; i++)
+                    to[lane + i] = first[lane + i] | (unsigned)second[lane + i] << 16;
+            if (width < WIDTH)
+                memset(to + width, 0, (WIDTH - width) * sizeof *to);
+        }
+        for (long row = 0; row < rows; row += TILE_ROWS)
+            NAME(tile)(kind, &s, (const char *)(weights + row * BLOCK), BLOCK / 2, sums + row * WIDTH,
+                       (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS), 1);
+    }
+}
+#else
 /* Adds values, LANES * vectors numbers of each, times the weights [rows, BLOCK] to the sums [rows, WIDTH]. */
 TARGET ALWAYS void NAME(add_some)(const char *const *values, long at, const long kind, long count, const float *weights,
                                   float *sums, const int rows, const int vectors)
@@ -105,15 +143,14 @@ TARGET static void NAME(add_values)(const char *const *values, long kind, long d
                            (int)(rows - row < TILE_ROWS ? rows - row : TILE_ROWS),
                            dim - d < WIDTH ? 1 : VECTORS);
 }
+#endif
 
 /* Puts exp(x - most) into x [BLOCK] for begin .. end-1, zeros elsewhere, and adds them to the sums [SUMS] side by side. */
-TARGET static void NAME(exponentials)(float *x, long begin, long end, float most, float *sums)
+TARGET static void NAME(exponentials)(float *restrict x, long begin, long end, float most, float *restrict sums)
 {
-    for (long j = 0; j < BLOCK; j += SUMS) {
-        if (j + SUMS <= begin || j >= end) {
-            memset(x + j, 0, SUMS * sizeof(float));
-            continue;
-        }
+    long first = begin - begin % SUMS, j = first;
+    memset(x, 0, first * sizeof *x);
+    for (; j < end; j += SUMS) {
         int from = (int)(begin - j), to = (int)(end - j);
         for (int i = 0; i < SUMS; i++) {
             float z = exponential(x[j + i] - most);
@@ -122,6 +159,7 @@ TARGET static void NAME(exponentials)(float *x, long begin, long end, float most
             sums[i] += z;
         }
     }
+    memset(x + j, 0, (BLOCK - j) * sizeof *x);
 }
 
 /* Takes the scores x [BLOCK] of a block's visible keys begin .. end-1; x becomes their weights. Returns the factor for
@@ -152,6 +190,17 @@ TARGET static float NAME(weigh)(struct softmax *row, float *x, long begin, long 
     return factor;
 }
 
+/* A row's weights as values are multiplied with them. */
+TARGET static void NAME(store_weights)(const float *x, NAME(number) *to)
+{
+#ifdef DOT_PAIRS
+    for (long j = 0; j < BLOCK; j++)
+        to[j] = to_bf16(x[j]);
+#else
+    memcpy(to, x, BLOCK * sizeof *to);
+#endif
+}
+
 /* Multiplies a row of sums [tiles, rows, WIDTH]. */
 TARGET static void NAME(shrink)(float *row, long tiles, long rows, float factor)
 {
@@ -166,8 +215,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
 {
     long size = item(a->kind), rows = p->count * a->group, tiles = (a->value_dim + WIDTH - 1) / WIDTH;
     const char *keys = a->keys + head * a->key_head, *values = a->values + head * a->value_head;
-    float queries[MOST_QUERIES * MOST_DIM], out[MOST_QUERIES * MOST_DIM];
-    float scores[MOST_QUERIES * MOST_TAIL], weights[MOST_QUERIES * BLOCK];
+    NAME(number) queries[MOST_QUERIES * MOST_DIM], weights[MOST_QUERIES * BLOCK];
+    float out[MOST_QUERIES * MOST_DIM], scores[MOST_QUERIES * MOST_TAIL], x[BLOCK];
     const char *key_at[MOST_TAIL], *value_at[MOST_TAIL];
     struct softmax state[MOST_QUERIES];
     long begin[MOST_QUERIES], end[MOST_QUERIES]; /* positions that a row sees by whole blocks */
@@ -188,9 +237,13 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         for (long r = token * a->group; r < (token + 1) * a->group; r++) {
             long query_head = head * a->group + r % a->group;
             const char *query = c->query + (p->row + token) * c->query_token + query_head * c->query_head;
+#ifdef DOT_PAIRS
+            memcpy(queries + r * a->key_dim, query, a->key_dim * size);
+#else
             for (long d = 0; d < a->key_dim; d += 8)
                 _mm256_storeu_ps(queries + r * a->key_dim + d,
                                  _mm256_mul_ps(NAME(eight)(query, a->kind, d), _mm256_set1_ps(a->scale)));
+#endif
             begin[r] = a->window && position + 1 > a->window ? position + 1 - a->window : 0;
             end[r] = seen;
             least = begin[r] < least ? begin[r] : least;
@@ -217,15 +270,17 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         NAME(score)(key_at, a->kind, a->key_dim, count, queries + low * a->key_dim, some, scores);
         prefetch(p, keys, a->key_row, a->key_dim * size, at + count, next);
         for (long r = low; r < high; r++) {
-            float *x = weights + (r - low) * BLOCK;
-            for (long j = 0; j < count; j += WIDTH)
-                memcpy(x + j, scores + (j * some + (r - low) * WIDTH), WIDTH * sizeof(float));
+            NAME(number) *weight = weights + (r - low) * BLOCK;
             long from = begin[r] > at ? begin[r] - at : 0, to = end[r] < at + count ? end[r] - at : count;
             if (from >= to) {
-                memset(x, 0, BLOCK * sizeof(float));
+                memset(weight, 0, BLOCK * sizeof *weight);
                 continue;
             }
+            for (long j = 0; j < count; j += WIDTH)
+                for (long i = 0; i < WIDTH; i++)
+                    x[j + i] = scores[j * some + (r - low) * WIDTH + i] * SCORED(a);
             NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
+            NAME(store_weights)(x, weight);
         }
         NAME(add_values)(value_at, a->kind, a->value_dim, count, weights, out + low * WIDTH, some, rows);
     }
@@ -250,18 +305,19 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
                 long from = begin[row] > at + block ? begin[row] - at - block : 0;
                 if (from >= to)
                     continue;
-                for (long j = from; j < to; j++)
+                long start = PAIRED(from); /* a key before the window has no weight */
+                for (long j = start; j < to; j++)
                     on_path[j] = value_at[path[block + j]];
                 for (long r = row; r < row + a->group; r++) {
-                    float *x = weights + (r - row) * BLOCK;
                     for (long j = from; j < to; j++) {
                         long key = path[block + j];
-                        x[j] = scores[(key / WIDTH * some + r - first) * WIDTH + key % WIDTH];
+                        x[j] = scores[(key / WIDTH * some + r - first) * WIDTH + key % WIDTH] * SCORED(a);
                     }
                     NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
+                    NAME(store_weights)(x, weights + (r - row) * BLOCK);
                 }
-                NAME(add_values)(on_path + from, a->kind, a->value_dim, to - from, weights + from, out + row * WIDTH,
-                                 a->group, rows);
+                NAME(add_values)(on_path + start, a->kind, a->value_dim, to - start, weights + start,
+                                 out + row * WIDTH, a->group, rows);
             }
         }
     }
@@ -284,3 +340,6 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         }
     }
 }
+
+#undef SCORED
+#undef PAIRED

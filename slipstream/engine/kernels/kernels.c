@@ -224,7 +224,7 @@ static void multiply_blocks(const void *what, long first, long end)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 11;
+    return 12;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. Intel's CPUs take four times as long for a product of pairs as
@@ -277,6 +277,8 @@ static void attend_heads(const void *what, long first, long end)
     for (long at = first; at < end; at++)
         if (job->layer->level == AVX2)
             avx2_attend(job->layer, job->call, job->parts + at / heads, at % heads);
+        else if (job->layer->level == AVX512_BF16 && job->layer->kind == PAIRS)
+            avx512_bf16_attend(job->layer, job->call, job->parts + at / heads, at % heads);
         else
             avx512_attend(job->layer, job->call, job->parts + at / heads, at % heads);
 }

@@ -16,9 +16,7 @@
 #endif
 
 #include "tile.h"
-#ifndef DOT_PAIRS /* attention computes in fp32: the set above this one has it */
 #include "attention.h"
-#endif
 
 #undef WIDTH
 #undef AHEAD

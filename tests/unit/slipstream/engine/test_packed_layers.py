@@ -26,11 +26,11 @@ SHAPES = [(2, 3, 64, 64), (1, 1, 16, 16), (3, 2, 48, 80), (1, 24, 128, 128), (2,
 BLOCK = 16
 
 
-@pytest.fixture(params=["AVX2", "AVX-512"])
+@pytest.fixture(params=["AVX2", "AVX-512", "AVX512-BF16"])
 def wide(request: pytest.FixtureRequest, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    found = kernels(compiled, request.param == "AVX-512")
+    found = kernels(compiled, request.param != "AVX2", request.param == "AVX512-BF16")
     monkeypatch.setattr(attention, "find_kernels", lambda: found)
-    return bool(request.param == "AVX-512")
+    return bool(request.param != "AVX2")
 
 
 def sequence(length: int, capacity: int, scattered: bool) -> KVSequence:
@@ -119,15 +119,16 @@ def test_bits_are_the_same_on_all_instruction_sets_and_threads(compiled: Path, m
     assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @torch.inference_mode()
-def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it_alone(wide: bool) -> None:
+def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it_alone(dtype: torch.dtype, wide: bool) -> None:
     """Broken numbers end their session with an error; they must not look like a text."""
     chance = torch.Generator().manual_seed(0)
-    pool = [torch.randn(1, 4 * BLOCK, 16, generator=chance) for _ in range(2)]
+    pool = [torch.randn(1, 4 * BLOCK, 16, generator=chance).to(dtype) for _ in range(2)]
     kernel = paged_attention(pool[0], pool[1], PagedLayer(0, 2, None, 0.3))
     assert kernel is not None
     step = StepParts([Segment(sequence(0, 16, False), [1, 2, 3])], torch.arange(2 * BLOCK, 2 * BLOCK + 3))
-    states = [torch.randn(1, heads, 3, 16, generator=chance) for heads in (2, 1, 1)]
+    states = [torch.randn(1, heads, 3, 16, generator=chance).to(dtype) for heads in (2, 1, 1)]
     sound = kernel((states[0], states[1], states[2]), step)[0]
     states[1][0, 0, 2, 5] = float("nan")
     found = kernel((states[0], states[1], states[2]), step)[0]
