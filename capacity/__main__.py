@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from capacity import report
-from capacity.cost import measured, measured_by
+from capacity.cost import measured, measured_by, shape
+from capacity.gpus import level_times
 from capacity.scenario import Scenario, Slo, read
 from capacity.sizing import compare
 from slipstream.cli.options import explained
@@ -34,6 +35,9 @@ def plan(
     measured_at: Annotated[
         str, typer.Option(help="Instead: print the cost table of the verifier that runs at this HOST:PORT.")
     ] = "",
+    gpus: Annotated[
+        str, typer.Option(help="Instead: print what a level of this draft model takes on GPUs, by their data sheets.")
+    ] = "",
     dtype: Annotated[str, typer.Option(help="For --measure.")] = "auto",
     quantisation: Annotated[str, typer.Option(help="For --measure.")] = "",
     device: Annotated[str, typer.Option(help="For --measure: auto, cpu, cuda or cuda:N.")] = "auto",
@@ -47,8 +51,17 @@ def plan(
         if measured_at:
             typer.echo(json.dumps(asyncio.run(measured_by(measured_at))))
             return
+        if gpus:
+            times = level_times(*shape(gpus))
+            if as_json:
+                typer.echo(json.dumps(times))
+            else:
+                Console().print(report.gpu_table(gpus, times))
+            return
         if scenario is None:
-            raise InvalidArgument("name a scenario file, a model to --measure, or a verifier by --measured-at.")
+            raise InvalidArgument(
+                "name a scenario file, a model to --measure, a draft model for --gpus, or a verifier by --measured-at."
+            )
         tune_runtime()
         given = _changed(read(scenario), rate, delay_ms, acceptance)
         given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))
@@ -76,6 +89,7 @@ def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
     console = Console()
     console.print(report.table(given, plans))
     console.print(report.sentence(given, plans))
+    console.print(report.level_sentence(given))
     if day:
         console.print(report.day_table(given, plans))
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import grpc
 import numpy as np
 
+from capacity.gpus import gpu_cost
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc import VERIFIER
@@ -67,14 +68,16 @@ def over(cost: Cost, sessions: int) -> Callable[[range], list[float]]:
 
 
 def read_cost(value: Mapping[str, object]) -> Cost:
-    """Raises InvalidArgument for what is neither a line nor a table."""
+    """Raises InvalidArgument for what is neither a line, a table nor a model on a GPU."""
+    if "gpu" in value:
+        return gpu_cost(value)
     kind = Table if "seconds" in value else LinearCost
     try:
         return kind(**value)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidArgument(
-            "a cost has base_s, per_token_s, per_session_s and free_tokens, or is a table of tokens, sessions and "
-            f"seconds: {error}."
+            "a cost has base_s, per_token_s, per_session_s and free_tokens, or gpu, parameters and layers, or is a "
+            f"table of tokens, sessions and seconds: {error}."
         ) from error
 
 
@@ -93,6 +96,22 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
     engine = open_engine(model, dtype, quantisation=quantisation, device=device)
     measure(curve, engine, STEP_TOKENS, seconds)
     return _fields(BUCKETS, SESSIONS, curve.rows(SESSIONS))
+
+
+def shape(model: str) -> tuple[int, int, int]:
+    """Parameters, layers, and parameters of the output layer of a model's folder or hub id; weights are not read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from slipstream.tokenizer.vocabulary import model_folder
+
+    config = AutoConfig.from_pretrained(model_folder(model))
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    head = empty.get_output_embeddings().weight.numel()
+    embedded = 0 if config.get_text_config().tie_word_embeddings else empty.get_input_embeddings().weight.numel()
+    # A token reads one row of its embeddings, and the whole output layer.
+    return empty.num_parameters() - embedded, config.get_text_config().num_hidden_layers, head
 
 
 async def measured_by(verifier: str) -> Mapping[str, Sequence[object]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
 from capacity.day import Moment, day, price_per_million
+from capacity.gpus import BITS
 from capacity.scenario import Scenario
 from capacity.sizing import FleetPlan
+from training.verdict import MOST_LEVEL
 
 Row = dict[str, str | float | int | None]
 
@@ -95,6 +97,33 @@ def sentence(scenario: Scenario, plans: Sequence[FleetPlan]) -> str:
         f"With more traffic than {best.most_rate * best.verifiers:.3g} requests/s it misses first: {best.limit}. "
         f"{_thresholds(row(best))}"
     )
+
+
+def level_sentence(scenario: Scenario) -> str:
+    """How long a level of candidates takes beside the target's pass, of one session, and whether that can pay."""
+    level_s, pass_s = scenario.drafting.cost(1, 1), scenario.verifying.cost(1, 1)
+    share = level_s / pass_s
+    told = f"A draft level takes {_ms(level_s)} ms, {share:.2g} of the target's pass of {_ms(pass_s)} ms."
+    if share <= MOST_LEVEL:
+        return told
+    return (
+        f"{told} Above {MOST_LEVEL:g} a drafter of its own does not pay: give it fewer bits, captured graphs or a "
+        "faster GPU, or draft with a head in the verifier."
+    )
+
+
+def gpu_table(model: str, times: Mapping[str, Mapping[int, float | None]]) -> Table:
+    drawn = Table(title=f"{model}: ms of a draft level, captured graphs")
+    drawn.add_column("GPU")
+    for bits in BITS:
+        drawn.add_column(f"{bits} bits", justify="right")
+    drawn.add_column("16 bits pay beside passes of")
+    for name, by_bits in times.items():
+        half = by_bits[BITS[0]]
+        told = "-" if half is None else f"{_ms(half / MOST_LEVEL)} ms and more"
+        drawn.add_row(name, *("-" if each is None else _ms(each) for each in by_bits.values()), told)
+    drawn.caption = "From data sheets (docs/gpu.md); - does not fit"
+    return drawn
 
 
 def _thresholds(figures: Row) -> str:

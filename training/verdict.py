@@ -11,6 +11,9 @@ LEAST_PLACES = 400
 """Places that a verdict needs: of fewer, a few texts decide."""
 LEAST_GAIN = 1.1
 """Predicted tokens/s, over those without a drafter."""
+MOST_LEVEL = 0.6
+"""Seconds of a level of candidates, over those of a target's pass: a drafter that takes more does not pay, though it
+guesses ahead on a machine of its own (docs/gpu.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from slipstream.cli.pair_figures import DEPTH, TEMPERATURES, PairCheck, Round, mean_length, summarise
-from slipstream.cli.pair_findings import check_files, check_models, decide, warn
+from slipstream.cli.pair_findings import check_files, check_models, decide, warn, warn_of_level
 from slipstream.client.load.workload import Asked
 from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.factory import open_engine
@@ -103,6 +103,7 @@ def _try(
     if check.rounds:
         assert timed is not None
         measure_cost(check, engine, [each for each in rounds if not each.temperature], calls, timed)
+        warn_of_level(check)
         warn(check, rounds, lengths, engine)
     _measure_memory(check, engine, opened)
 

@@ -13,7 +13,7 @@ from slipstream.proposers.registry import METHODS
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.pairing import TRANSLATE, check_vocabularies, padding_note
 from slipstream.tokenizer.vocabulary import is_local, model_folder, read_json, share_vocabulary, template_warning
-from training.verdict import LEAST_GAIN, PairFigures
+from training.verdict import LEAST_GAIN, MOST_LEVEL, PairFigures
 
 DECAY, SHIFT, HEAT = 0.7, 0.6, 0.75
 """Shares of an acceptance length beyond 1 below which long contexts, the worst slice and high temperature are worth a
@@ -117,6 +117,14 @@ def _trained_length(draft: str) -> int:
         return 0
     found = read_json(model_folder(draft) / "config.json")
     return int((found.get("transformer_layer_config") or found).get("max_position_embeddings") or 0)
+
+
+def warn_of_level(check: PairCheck) -> None:
+    """Of a draft model that is too slow for any place; lookups and heads are called once for all levels."""
+    level = check.draft_ms / check.plain_ms
+    if check.draft_parameters and level > MOST_LEVEL:
+        found = f"a level takes {level:.2g} of the target's pass; above {MOST_LEVEL:g}"
+        check.note("warning", f"slow drafter: {found} it does not pay on a machine of its own either.")
 
 
 def warn(check: PairCheck, rounds: list[Round], lengths: list[int], engine: Engine) -> None:

@@ -1,7 +1,8 @@
 """The type that a model is computed in on a CPU where its settings leave that open: a rule over what the CPU is.
 
 No timing takes part, so that two starts, and two machines of one kind, choose alike. Why the rule is as it is, in pairs
-of passes in bfloat16 and in float32 (AVX2 without instructions for bfloat16, one thread; benchmarks/results/floor_1_avx2.md):
+of passes in bfloat16 and in float32 (AVX2 without instructions for bfloat16, one thread;
+benchmarks/results/floor_1_avx2.md):
 
 - Kernels of ours read bfloat16 weights and multiply floats: half the bytes, the same products. A pass of 1 to 16 rows
   takes 0.4 to 1.06 of the time in float32, at 1 million parameters as at 135 million, and half the memory.
