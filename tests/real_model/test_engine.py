@@ -19,7 +19,7 @@ from tests.real_model.prompts import OWN, asked, encoded
 
 FEW, MANY = 16, 96
 """Tokens of each text in the short and in the long form."""
-PROMPTS, LONG_PROMPTS = (0, 4), 100
+PROMPTS, LONG_PROMPTS = (0, 4), 60
 END = 2
 KV_TOKENS = 8192
 
