@@ -29,6 +29,7 @@ from benchmarks.virtual_gpu import DEVICE, Remote, VirtualGPU, Work
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward_trial import lean_decoder
+from slipstream.engine.models.packed_library import unpacked
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.proposers.base import ROOT, DeeperLevels, Proposal, ProposerContext
@@ -108,7 +109,8 @@ def exceeded(found: Mapping[str, Work]) -> list[str]:
 
 def engine_on(gpu: VirtualGPU, model: str, tokens: int) -> TorchEngine:
     """One of the shipped models as a GPU computes it."""
-    checkpoint = load_checkpoint(str(MODELS / model), "float32", lean=False)
+    with unpacked():
+        checkpoint = load_checkpoint(str(MODELS / model), "float32", lean=False)
     library = checkpoint.forward.model  # type: ignore[attr-defined]
     gpu.move(library)
     layers = probe_layers(library, DEVICE)

@@ -24,8 +24,9 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.library_forward import LibraryForward
+from slipstream.engine.models.packed_library import unpacked
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
@@ -144,7 +145,8 @@ def stored_bytes(folder: str, quantisation: str, dtype: str) -> int:
     """Bytes of all weights, tied ones once, scales of quantisers included. Loaded for this alone: on a CPU with
     AVX512-BF16, bitsandbytes 0.50.2 unpacks its weights for this, and leaves their scales transposed.
     """
-    forward = load_checkpoint(folder, dtype, quantisation=quantisation, lean=False).forward
+    with unpacked():
+        forward = load_checkpoint(folder, dtype, quantisation=quantisation, lean=False).forward
     assert isinstance(forward, LibraryForward)
     scale = Scale()
     torch.save(forward.model.state_dict(), scale)  # type: ignore[arg-type]

@@ -69,6 +69,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOssConfig", {"head_dim": 16, "layer_types": _TYPES, "rope_parameters": _ROPE, **_SWA, **_MOE}),
 }
 
+UNEVEN = {"gemma3n": "matmul"}
+"""Families of the library's path whose rows may depend on the others of a pass, and the operator of torch that is left:
+Gemma 3n mixes its residual streams by products of two activations."""
+
 
 def common() -> dict[str, Any]:
     """Settings that the families share."""

@@ -60,7 +60,7 @@ DEEP: dict[str, Deep] = {
     "mixtral": Deep("mixtral", 32),
     "qwen3_moe": Deep("qwen3_moe", 48),
 }
-_NEW: dict[str, tuple[str, dict[str, Any]]] = {
+NEW: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.25, "hidden_act": "gelu", "rope_parameters": None}),
     "qwen3_moe": (
         "Qwen3MoeConfig",
@@ -78,7 +78,7 @@ _NEW: dict[str, tuple[str, dict[str, Any]]] = {
 def save_deep(name: str, folder: Path, seed: int = 0) -> Path:
     """One of `DEEP` in bfloat16, with a tokenizer of as many tokens."""
     deep = DEEP[name]
-    kind, special = (FAMILIES | _NEW)[deep.family]
+    kind, special = (FAMILIES | NEW)[deep.family]
     depth = {"vocab_size": VOCABULARY, "num_hidden_layers": deep.layers, "initializer_range": RANGE}
     settings = {**common(), **special, **depth, **deep.changes}
     own = {key for key in ("layer_types", "rope_parameters") if settings.get(key) is None}

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.packed_library import unpacked
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW
@@ -68,6 +70,13 @@ class Session:
         for token, parent in zip(self.step.nodes, self.step.parents, strict=True):
             texts.append([*texts[parent + 1], token])
         return texts if self.step.want_logits else []
+
+
+def library_model(folder: str, dtype: str = "auto") -> Any:
+    """As the library loads it, with its own weights."""
+    with unpacked():
+        forward: Any = load_checkpoint(folder, dtype, lean=False).forward
+    return forward.model
 
 
 def prompt(length: int, seed: int) -> list[int]:

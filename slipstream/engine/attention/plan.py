@@ -99,8 +99,9 @@ class AttentionPlan:
         window: int | None = extras.get("sliding_window")  # type: ignore[assignment]
         scale: float = extras.get("scaling") or query.shape[3] ** -0.5  # type: ignore[assignment]
         softcap: float | None = extras.get("softcap")  # type: ignore[assignment]
-        if softcap is None and extras.get("s_aux") is None and self._step.fits:
-            kernel = self._store.attention(PagedLayer(layer, query.shape[1], window, scale))
+        sinks: torch.Tensor | None = extras.get("s_aux")  # type: ignore[assignment]
+        if self._step.fits:
+            kernel = self._store.attention(PagedLayer(layer, query.shape[1], window, scale, softcap), sinks)
             if kernel is not None:
                 return kernel(states, self._step)
         self._store.write(layer, self._rows_on(query.device), key, value)
@@ -108,14 +109,14 @@ class AttentionPlan:
         heads, total, group = keys.shape[1], query.shape[2], query.shape[1] // keys.shape[1]
         # Query heads of one KV head become further query rows, token-major: [1, Hkv, T * group, D].
         folded = query.view(heads, group, total, -1).transpose(1, 2).reshape(1, heads, total * group, -1)
-        sinks = _row_sinks(extras.get("s_aux"), heads, total)
+        of_rows = _row_sinks(sinks, heads, total)
         exact = self._batch_invariant and query.device.type == "cpu" and query.dtype is torch.float32
         least = (least_rows(heads, keys.shape[3], values.shape[3]) or ROWS[0]) if exact else 0
         kind = _Kind(window, heads, group, query.dtype, query.device, least)
         if exact:
-            found = self._attend_invariant(kind, folded[0] * scale, (keys[0], values[0]), softcap, sinks)
+            found = self._attend_invariant(kind, folded[0] * scale, (keys[0], values[0]), softcap, of_rows)
         else:
-            found = self._attend_fused(kind, folded, (keys, values), scale, softcap, sinks)
+            found = self._attend_fused(kind, folded, (keys, values), scale, softcap, of_rows)
         return found.view(heads, total, group, -1).transpose(0, 1).reshape(1, total, heads * group, -1)
 
     def paged(self, layers: tuple[PagedLayer, ...]) -> PagedStep | None:
@@ -273,8 +274,8 @@ class AttentionPlan:
         return self._inside[at]
 
 
-def _row_sinks(sinks: object, heads: int, total: int) -> torch.Tensor | None:
+def _row_sinks(sinks: torch.Tensor | None, heads: int, total: int) -> torch.Tensor | None:
     """Sinks [query heads] of the query rows [heads, rows, 1], token-major."""
-    if not isinstance(sinks, torch.Tensor):
+    if sinks is None:
         return None
     return sinks.view(heads, 1, -1).expand(-1, total, -1).reshape(heads, -1, 1)

@@ -47,6 +47,15 @@ typedef float NAME(number);
 #define PAIRED(first) (first)
 #endif
 
+/* Cuts `count` scores softly: cap * tanh(score / cap) (Gemma 2). */
+TARGET static void NAME(cap)(float *scores, long count, float cap)
+{
+    for (long i = 0; i < count; i++) {
+        float x = scores[i], e = exponential((x < 0 ? x : -x) * (2.0f / cap)), y = cap * ((1.0f - e) / (1.0f + e));
+        scores[i] = x < 0 ? -y : y;
+    }
+}
+
 /* Scores [keys / WIDTH, rows, WIDTH] of the queries [rows, dim] with `count` keys. */
 TARGET static void NAME(score)(const char *const *keys, long kind, long dim, long count, const NAME(number) *queries,
                                long rows, float *scores)
@@ -249,6 +258,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             least = begin[r] < least ? begin[r] : least;
             most = seen > most ? seen : most;
             state[r] = (struct softmax){.most = -INFINITY};
+            if (a->sinks)
+                state[r] = (struct softmax){.most = a->sinks[query_head], .sums = {1}};
         }
     }
 
@@ -279,6 +290,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             for (long j = 0; j < count; j += WIDTH)
                 for (long i = 0; i < WIDTH; i++)
                     x[j + i] = scores[j * some + (r - low) * WIDTH + i] * SCORED(a);
+            if (a->softcap)
+                NAME(cap)(x + from, to - from, a->softcap);
             NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
             NAME(store_weights)(x, weight);
         }
@@ -313,6 +326,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
                         long key = path[block + j];
                         x[j] = scores[(key / WIDTH * some + r - first) * WIDTH + key % WIDTH] * SCORED(a);
                     }
+                    if (a->softcap)
+                        NAME(cap)(x + from, to - from, a->softcap);
                     NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
                     NAME(store_weights)(x, weights + (r - row) * BLOCK);
                 }

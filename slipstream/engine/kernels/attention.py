@@ -15,7 +15,7 @@ from slipstream.engine.kernels.compiled import KINDS, Kernels, find_kernels
 from slipstream.engine.model_info import MOST_CANDIDATES
 from slipstream.engine.segment import Segment
 
-MOST_QUERIES, MOST_DIM, MOST_NODES = 96, 256, MOST_CANDIDATES
+MOST_QUERIES, MOST_DIM, MOST_NODES = 96, 512, MOST_CANDIDATES
 """Query rows of a part, numbers of a head, and candidates of a session that the kernel has room for."""
 _LONG = ctypes.c_long
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -30,6 +30,8 @@ class _LayerStruct(ctypes.Structure):
         *((name, _LONG) for name in ("key_row", "key_head", "value_row", "value_head")),
         *((name, _LONG) for name in ("heads", "group", "key_dim", "value_dim", "kind", "level", "window")),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -40,18 +42,34 @@ class PagedLayer(NamedTuple):
     query_heads: int
     window: int | None
     scale: float
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap), as in Gemma 2."""
 
 
 class PagedAttention:
-    """Attention of one layer to its pools, keys and values [heads, rows, dim]."""
+    """Attention of one layer to its pools."""
 
-    def __init__(self, kernels: Kernels, keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        pools: tuple[torch.Tensor, torch.Tensor],
+        layer: PagedLayer,
+        *,
+        sinks: torch.Tensor | None = None,
+        writes: bool = True,
+    ) -> None:
+        """pools: keys and values [heads, rows, dim]. sinks [query heads]: scores of keys without values, as gpt-oss has
+        them. Layers that read another one's pools do not write (`writes`)."""
+        keys, values = pools
         heads, _, self.value_dim = values.shape
         self.group = layer.query_heads // heads
-        self.kernels, self._pools = kernels, (keys, values)
+        self.kernels, self._pools, self._writes = kernels, pools, writes
+        self._sinks = None if sinks is None else sinks.detach().float().contiguous()
         sizes = (heads, self.group, keys.shape[2], self.value_dim, KINDS[keys.dtype], kernels.level, layer.window or 0)
         strides = [each.element_size() * each.stride(at) for each in (keys, values) for at in (1, 0)]
-        self._layer = _LayerStruct(keys.data_ptr(), values.data_ptr(), *strides, *sizes, layer.scale)
+        of_sinks = None if self._sinks is None else self._sinks.data_ptr()
+        of_scores = (layer.scale, layer.softcap or 0.0, of_sinks)
+        self._layer = _LayerStruct(keys.data_ptr(), values.data_ptr(), *strides, *sizes, *of_scores)
         self.address = ctypes.addressof(self._layer)
         """Where its `struct layer` stands."""
 
@@ -67,18 +85,25 @@ class PagedAttention:
         pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr())
         call = (_LONG * 10)(*pointers, *strides)
         self.kernels.attend(
-            self.address, call, parts.ctypes.data, len(parts), step.rows.data_ptr(), tokens, compiled.FEW,
-            torch.get_num_threads(), self.kernels.threads,
+            self.address, call, parts.ctypes.data, len(parts), step.rows.data_ptr() if self._writes else None, tokens,
+            compiled.FEW, torch.get_num_threads(), self.kernels.threads,
         )  # fmt: skip
         return out
 
 
-def paged_attention(keys: torch.Tensor, values: torch.Tensor, layer: PagedLayer) -> PagedAttention | None:
-    """None where there is no kernel for pools like these."""
+def paged_attention(
+    pools: tuple[torch.Tensor, torch.Tensor],
+    layer: PagedLayer,
+    *,
+    sinks: torch.Tensor | None = None,
+    writes: bool = True,
+) -> PagedAttention | None:
+    """See `PagedAttention`; None where there is no kernel for pools like these."""
+    keys, values = pools
     kernels = find_kernels() if keys.device.type == "cpu" and keys.dtype in KINDS else None
     if kernels is None or not fits(layer.query_heads // keys.shape[0], keys.shape[2], values.shape[2]):
         return None
-    return PagedAttention(kernels, keys, values, layer)
+    return PagedAttention(kernels, pools, layer, sinks=sinks, writes=writes)
 
 
 def fits(group: int, key_dim: int, value_dim: int) -> bool:

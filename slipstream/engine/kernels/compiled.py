@@ -15,7 +15,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VERSION = 12
+VERSION = 13
 """Version of the calls in kernels.c: a file compiled from another one is not used."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The kernels' names of what a pass computes with; weights may be BYTES."""
@@ -57,10 +57,12 @@ class Kernels:
         counts = (ctypes.c_long, pointer, ctypes.c_long, ctypes.c_long, ctypes.c_uint)
         self.attend.argtypes = (pointer, pointer, pointer, *counts, pointer)
         self.attend.restype = None
-        self.decode = library.slipstream_decode
-        self.decode.argtypes, self.decode.restype = (pointer,), None
-        self.rank = library.slipstream_rank
         long = ctypes.c_long
+        self.activate = library.slipstream_activate
+        self.activate.argtypes = (long, pointer, pointer, long, long, long, ctypes.c_uint, pointer)
+        self.decode, self.rank = library.slipstream_decode, library.slipstream_rank
+        self.decode.argtypes = (pointer,)
+        self.activate.restype = self.decode.restype = None
         self.rank.argtypes = (pointer, long, long, long, ctypes.c_float, pointer, pointer)
         self.rank.restype = None
         self.contend = library.slipstream_contend

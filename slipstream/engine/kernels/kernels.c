@@ -23,7 +23,7 @@ enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 #define BLOCK 128 /* positions whose keys are added up at a time */
 #define SUMS 16
 #define MOST_QUERIES 96 /* rows of a part */
-#define MOST_DIM 256    /* of a head; a multiple of 16 */
+#define MOST_DIM 512    /* of a head; a multiple of 16 */
 #define MOST_TAIL 384   /* keys of a block, and candidates */
 
 struct product {
@@ -56,7 +56,8 @@ struct layer {
     long key_dim, value_dim;
     long kind, level;
     long window; /* positions that a row sees, its own included; 0: all */
-    float scale;
+    float scale, softcap; /* scores are cut softly at +-softcap; 0: not */
+    const float *sinks;   /* [heads * group]: scores of keys without values (gpt-oss), or null */
 };
 
 /* Some tokens of one session in a pass. Its keys have slots: those of the text in the order of positions up to `base`,
@@ -224,7 +225,7 @@ static void multiply_blocks(const void *what, long first, long end)
 /* The version of the calls below. */
 long slipstream_version(void)
 {
-    return 12;
+    return 13;
 }
 
 /* The best set of this CPU, `wide` sets only if asked for. Intel's CPUs take four times as long for a product of pairs as
@@ -290,12 +291,13 @@ static void write_row(char *row, long to_head, const char *from, long from_head,
         memcpy(row + h * to_head, from + h * from_head, bytes);
 }
 
-/* Writes the keys and values of `tokens` tokens to the pool rows `written`, then lets every part's tokens see theirs. */
+/* Writes the keys and values of `tokens` tokens to the pool rows `written`, if it is not null, then lets every part's tokens
+ * see theirs. */
 void slipstream_attend(const struct layer *a, const struct call *c, const struct part *parts, long count,
                        const long *written, long tokens, long few, unsigned threads, parallel *run)
 {
     long key = a->key_dim * item(a->kind), value = a->value_dim * item(a->kind), pairs = 0;
-    for (long t = 0; t < tokens; t++) {
+    for (long t = 0; written && t < tokens; t++) {
         write_row(a->keys + written[t] * a->key_row, a->key_head, c->key + t * c->key_token, c->key_head, a->heads, key);
         write_row(a->values + written[t] * a->value_row, a->value_head, c->value + t * c->value_token, c->value_head,
                   a->heads, value);
@@ -345,6 +347,7 @@ void slipstream_rms_norm(const char *x, const float *weight, char *y, long rows,
         norm(kind, weight, epsilon, x + at, y + at, width);
 }
 
+#include "activations.h"
 #include "decoder.h"
 #include "ranking.h"
 #include "race.h"

@@ -73,11 +73,13 @@ class KVStore:
         """All rows of a layer as views [1, heads, rows, dim]."""
         return self._reads[layer]
 
-    def attention(self, layer: PagedLayer) -> PagedAttention | None:
-        """The kernel of a layer's attention, which writes its rows too; None where there is none."""
+    def attention(self, layer: PagedLayer, sinks: torch.Tensor | None = None) -> PagedAttention | None:
+        """The kernel of a layer's attention, which writes its rows too; None where there is none. A layer's sinks are
+        the same in every pass."""
         if layer not in self._kernels:
-            pool = self._rows[layer.number]
-            self._kernels[layer] = None if pool is None else paged_attention(*pool, layer)
+            (keys,), (values,) = self._reads[layer.number]
+            writes = self._rows[layer.number] is not None
+            self._kernels[layer] = paged_attention((keys, values), layer, sinks=sinks, writes=writes)
         return self._kernels[layer]
 
     def attention_of_all(self, layers: tuple[PagedLayer, ...]) -> tuple[PagedAttention, ...] | None:

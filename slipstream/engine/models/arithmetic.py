@@ -1,8 +1,8 @@
 """The name of an arithmetic: everything that decides a logit's bits, as far as the same tokens are promised.
 
 Two workers with equal names write the same text from the same request; what is promised is in the name, and nothing
-that is promised depends on what is not in it. Where only the distribution is promised (GPUs, the library's forward
-pass, emulated types) the name holds weights, type and engine alone: more would separate what need not be equal.
+that is promised depends on what is not in it. Where only the distribution is promised (GPUs, operators of torch whose
+rows depend on each other) the name holds weights, type and engine alone: more would separate what need not be equal.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import transformers
 
 from slipstream.engine.attention.batch_invariant import MOST_NODES, least_rows
+from slipstream.engine.forward import Forward
 from slipstream.engine.kernels import compiled
 from slipstream.engine.kernels.attention import fits
 from slipstream.engine.kernels.compiled import find_kernels
@@ -38,6 +40,8 @@ class Computation:
     """The type, behind the quantiser if there is one: "bfloat16", "int8/bfloat16"."""
     path: str
     """`slipstream.engine.forward.Forward.path`."""
+    rowwise: bool
+    """Whether all but attention computes a row alike in every pass."""
     device: str
     """Kind of the device: "cpu", "cuda"."""
     kernels: str
@@ -55,9 +59,9 @@ class Computation:
     @property
     def batch_invariant(self) -> bool:
         """True if a row has the same bits in every pass, so that the same tokens are promised."""
-        if self.device != "cpu" or self.path == "library":
+        if self.device != "cpu":
             return False
-        return (self.path == "kernels" and self.attends) or (self.precision == "float32" and self.steady)
+        return (self.rowwise and self.attends) or (self.precision == "float32" and self.steady)
 
     @property
     def most_candidates(self) -> int:
@@ -70,23 +74,28 @@ class Computation:
         if not self.batch_invariant:
             return "/".join((self.weights, precision, ENGINE))
         parts = [self.weights, precision, self.engine, self.kernels or "plain"]
-        if self.path != "kernels" or not self.attends:  # oneDNN may add up in parts, one for each thread
+        if self.path == "library":
+            parts.append(f"transformers-{transformers.__version__}")
+        # oneDNN may add up in parts, one for each thread.
+        if self.path not in ("kernels", "library") or not self.attends:
             parts.append(f"{self.path}-{self.threads}threads")
         return "/".join((*parts, self.torch))
 
 
-def computation_of(weights: str, precision: str, path: str, layers: Sequence[AttentionLayer]) -> Computation:
+def computation_of(weights: str, precision: str, forward: Forward, layers: Sequence[AttentionLayer]) -> Computation:
     """The computation of a loaded checkpoint with these attention layers, on this machine as it is."""
     device = layers[0].device.type
     on_cpu = device == "cpu"
     attends = on_cpu and find_kernels() is not None
     attends &= all(fits(layer.group, layer.key_dim, layer.value_dim) for layer in layers)
     shapes = {(layer.heads, layer.key_dim, layer.value_dim) for layer in layers}
-    tried = on_cpu and path != "library" and precision == "float32" and not attends
+    kept = forward.path != "library" or not forward.uneven
+    tried = on_cpu and kept and precision == "float32" and not attends
     return Computation(
         weights=weights,
         precision=precision,
-        path=path,
+        path=forward.path,
+        rowwise=not forward.uneven,
         device=device,
         kernels=kernels_name() if on_cpu else "",
         attends=attends,

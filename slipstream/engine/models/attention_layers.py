@@ -53,12 +53,17 @@ class Probe:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-@torch.inference_mode()
 def probe_layers(model: torch.nn.Module, device: torch.device) -> list[AttentionLayer]:
     """The attention layers in the order they run; the model takes its tokens on `device`. Raises FailedPrecondition for
     a model that cannot be packed."""
     probe = Probe()
+    run_tiny_pass(model, device, probe)
+    return probe.layers
+
+
+@torch.inference_mode()
+def run_tiny_pass(model: torch.nn.Module, device: torch.device, probe: Probe) -> None:
+    """Of two tokens."""
     ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
     positions = torch.arange(2, device=device).unsqueeze(0)
     model(input_ids=ids, position_ids=positions, use_cache=False, plan=probe, logits_to_keep=positions[0, :1])
-    return probe.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from slipstream.engine.models.lean_selection import FAMILIES, fits
 from slipstream.engine.models.quantisation import convert, loading_options, prepare_checkpoint
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import is_local, source_and_revision
+
+log = logging.getLogger(__name__)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -107,7 +110,10 @@ def _known_files(name: str, weights: str, config: Any, dtype: str, place: torch.
 
 
 def _checkpoint(tried: Tried, layers: list[AttentionLayer], info: ModelInfo, place: torch.device) -> Checkpoint:
-    computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], info.dtype, tried.forward.path, layers)
+    computed = computation_of(info.revision.removeprefix("local-")[:DIGITS], info.dtype, tried.forward, layers)
+    if place.type == "cpu" and tried.forward.uneven:
+        operators = ", ".join(sorted(tried.forward.uneven))
+        log.info("%s: a row may depend on the other rows of a pass by torch's %s", info.name, operators)
     info = replace(
         info,
         arithmetic=computed.name,

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import torch
 
 from slipstream.engine.attention.packed import NAME
-from slipstream.engine.forward import Forward, LibraryForward
+from slipstream.engine.forward import Forward
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.excerpt import Excerpt, UnknownFormat, is_quantised
 from slipstream.engine.models.lean_decoder import LeanDecoder
+from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.models.passed_trials import keep_report, report_of, trial_question
 from slipstream.engine.models.rehearsal import LONGEST_NEAR, Played, Player, Rehearsal, play, recite
 from slipstream.errors import FailedPrecondition
@@ -56,10 +57,8 @@ class Tried(NamedTuple):
     """Why a lean pass that could be had is left out, and what that costs, for people; empty if it is not."""
 
 
-COST = (
-    "On a CPU passes take several times as long, and the same tokens with speculation and without it are not promised "
-    "(docs/exactness.md)."
-)
+SLOWER = "Passes take longer on a CPU"
+UNPROMISED = ", and the same tokens with speculation and without it are not promised (docs/exactness.md)"
 
 
 def distances(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -101,12 +100,12 @@ def try_forward(
     log.info("%s: the forward pass was tried in %.2f s: %s", info.name, time.monotonic() - began, trial.report)
     if not notice:
         keep_report(question, trial.report)
-    else:
-        notice = f"its fast forward pass is left out, because {notice} from the library's. {COST}"
-        log.warning("%s: %s", info.name, notice)
-    if notice or not lean:
-        return Tried(LibraryForward(model), notice)
-    return Tried(trial.passed or lean_decoder(model, layers))
+        return Tried(trial.passed or (lean_decoder(model, layers) if lean else LibraryForward(model)))
+    forward = trial.passed or LibraryForward(model)
+    cost = SLOWER + (UNPROMISED if forward.uneven else "")
+    notice = f"its fast forward pass is left out, because {notice} from the library's. {cost}."
+    log.warning("%s: %s", info.name, notice)
+    return Tried(forward, notice)
 
 
 def lean_decoder(model: Any, layers: list[AttentionLayer]) -> LeanDecoder:
@@ -163,8 +162,9 @@ class _Trial:
         return self._expected[seed]
 
     def _may_serve(self, player: Player) -> None:
-        if self._excerpt.is_the_model and isinstance(player.forward, LeanDecoder):
-            player.forward.detach()
+        if self._excerpt.is_the_model:
+            if isinstance(player.forward, LeanDecoder):
+                player.forward.detach()
             self.passed = player.forward
 
     def _players(self, player: Player) -> list[Player]:

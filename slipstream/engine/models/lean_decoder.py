@@ -18,10 +18,8 @@ from slipstream.engine.forward import ForwardStep
 from slipstream.engine.kernels.attention import PagedLayer
 from slipstream.engine.kernels.decoder import LayerParts, PackedLayers
 from slipstream.engine.kernels.norms import RmsNorm
-from slipstream.engine.models.linear import Linear
-
-CHUNK = 1 << 16
-"""Positions computed at a time, in fp32."""
+from slipstream.engine.models.linear import UNPACKED, Linear
+from slipstream.engine.models.rotation_tables import rotation_tables
 
 
 class Rotation:
@@ -53,20 +51,14 @@ class Rotary:
         """Tables for the positions below `length`, at least."""
         if length <= len(self._cosine):
             return
-        parts = [self._tables(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
-        self._cosine, self._sine = (torch.cat(column) for column in zip(*parts, strict=True))
+        self._cosine, sine = rotation_tables(self._module, self._like, length)
+        # Rolled by half, the second half of a head comes to the place of the first one: there the sign is minus.
+        half = sine.shape[-1] // 2
+        self._sine = torch.cat((-sine[:, :half], sine[:, half:]), dim=-1)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """positions int64 [T]."""
         return Rotation(self._cosine.index_select(0, positions), self._sine.index_select(0, positions))
-
-    @torch.inference_mode()
-    def _tables(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.arange(start, stop, device=self._like.device).unsqueeze(0)
-        cosine, sine = (table[0] for table in self._module(self._like, position_ids=positions))
-        # Rolled by half, the second half of a head comes to the place of the first one: there the sign is minus.
-        half = sine.shape[-1] // 2
-        return cosine, torch.cat((-sine[:, :half], sine[:, half:]), dim=-1)
 
 
 def norm(module: Any) -> RmsNorm:
@@ -143,6 +135,10 @@ class LeanDecoder:
     @property
     def path(self) -> str:
         return "lean" if self._packed is None else "kernels"
+
+    @property
+    def uneven(self) -> frozenset[str]:
+        return UNPACKED if self._packed is None else frozenset()
 
     def reserve(self, length: int) -> None:
         self._rotary.reserve(length)

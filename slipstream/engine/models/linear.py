@@ -15,6 +15,8 @@ ROWS = 16
 LEAST_ROWS = 4
 """With AVX-512 oneDNN's kernels take a third less time for four rows than for one or two."""
 _PACKED = {torch.float32, torch.bfloat16}
+UNPACKED = frozenset({"linear"})
+"""`slipstream.engine.forward.Forward.uneven` where torch computes linear layers."""
 
 
 class Linear:

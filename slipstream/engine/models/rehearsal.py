@@ -20,10 +20,11 @@ import torch
 from slipstream.engine.attention.packed import Attending, States
 from slipstream.engine.attention.paged_sequences import PagedSequences
 from slipstream.engine.engine import HiddenRequest
-from slipstream.engine.forward import Forward, ForwardStep, LibraryForward
+from slipstream.engine.forward import Forward, ForwardStep
 from slipstream.engine.kernels.attention import PagedLayer, PagedStep
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.engine.models.excerpt import decoder_layers
+from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.segment import Segment
 
 PROMPT, PIECE, BLOCK = 11, 5, 4

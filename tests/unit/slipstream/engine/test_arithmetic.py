@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_info import DIGITS
@@ -25,6 +26,7 @@ FAST = Computation(
     weights="3fa9c1d2e4b7",
     precision="bfloat16",
     path="kernels",
+    rowwise=True,
     device="cpu",
     kernels="kernels-9-avx2-1f3c9a",
     attends=True,
@@ -33,7 +35,8 @@ FAST = Computation(
     threads=2,
     engine="embedded-0.1.0",
 )
-PLAIN = replace(FAST, precision="float32", path="lean", kernels="", attends=False, steady=True)
+PLAIN = replace(FAST, precision="float32", path="lean", rowwise=False, kernels="", attends=False, steady=True)
+LIBRARY = replace(FAST, path="library")
 OTHER = {
     "weights": "000000000000",
     "precision": "float32",
@@ -50,6 +53,8 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_name_reads_as_what_it_stands_for() -> None:
     assert FAST.name == "3fa9c1d2e4b7/bfloat16/embedded-0.1.0/kernels-9-avx2-1f3c9a/torch-2.13.0-avx2"
+    library = f"transformers-{transformers.__version__}"
+    assert LIBRARY.name == FAST.name.replace("/torch-", f"/{library}/torch-")
     assert PLAIN.name == "3fa9c1d2e4b7/float32/embedded-0.1.0/plain/lean-2threads/torch-2.13.0-avx2"
 
 
@@ -62,13 +67,14 @@ def test_where_tokens_are_promised_all_that_decides_them_is_in_the_name(field: s
 def test_threads_are_in_the_name_where_they_may_decide_a_sum() -> None:
     assert replace(PLAIN, threads=4).name != PLAIN.name
     assert replace(FAST, threads=4).name == FAST.name
+    assert replace(LIBRARY, threads=4).name == LIBRARY.name
 
 
 @pytest.mark.parametrize(
     "loose",
     [
-        replace(FAST, device="cuda", path="lean", kernels="", attends=False),
-        replace(FAST, path="library"),
+        replace(FAST, device="cuda", path="lean", rowwise=False, kernels="", attends=False),
+        replace(LIBRARY, rowwise=False),
         replace(PLAIN, precision="bfloat16"),
         replace(PLAIN, steady=False),
         replace(FAST, attends=False),

@@ -18,6 +18,7 @@ from slipstream.engine.devices import find_device
 from slipstream.engine.factory import open_engine
 from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
+from slipstream.engine.models.packed_library import unpacked
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.sampling_params import SamplingParams
@@ -76,7 +77,8 @@ def moved(checkpoint: Checkpoint, gpu: VirtualGPU) -> Checkpoint:
 def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, tmp_path: Path) -> None:
     folder = str(save_checkpoint(family, tmp_path))
     here = TorchEngine(load_checkpoint(folder, lean=False), tokens=1024, block_size=8)
-    expected, loaded = steps(here), load_checkpoint(folder, lean=False)
+    with unpacked():
+        expected, loaded = steps(here), load_checkpoint(folder, lean=False)
     with torch.inference_mode(), VirtualGPU() as gpu, sdpa_kernel(SDPBackend.MATH):
         engine = TorchEngine(moved(loaded, gpu), 1024, block_size=8)
         for scattered in (False, True):

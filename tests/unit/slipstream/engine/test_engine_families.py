@@ -72,7 +72,7 @@ def test_a_visible_rejected_token_would_change_the_text(pairs: Any, opened: Any)
 @pytest.fixture
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention by torch, as on a GPU and where nothing was compiled."""
-    monkeypatch.setattr(KVStore, "attention", lambda self, layer: None)
+    monkeypatch.setattr(KVStore, "attention", lambda self, layer, sinks: None)
     monkeypatch.setattr(KVStore, "attention_of_all", lambda self, layers: None)
 
 

@@ -25,6 +25,7 @@ from slipstream.engine.models.rehearsal import FAR, LONGEST_NEAR, PATHS, PROMPT,
 from slipstream.errors import FailedPrecondition
 from slipstream.telemetry.metrics_collector import forward_info
 from tests.checkpoints import _COMMON, FAMILIES, WINDOW, liven, save_checkpoint, save_tokenizer
+from tests.packed import library_model
 
 LEAN = {"llama", "qwen2", "qwen3", "mistral"}
 SOME_SLIDE = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
@@ -84,7 +85,7 @@ def test_a_family_with_a_bias_in_its_mask_is_refused_with_layer_and_figure(layer
 
 
 def test_a_family_whose_window_is_lost_is_refused(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVStore, "attention", lambda self, layer: None)
+    monkeypatch.setattr(KVStore, "attention", lambda self, layer, sinks: None)
     read = AttentionPlan._read
     monkeypatch.setattr(AttentionPlan, "_read", lambda self, at, kind: read(self, at, kind._replace(window=None)))
     with pytest.raises(FailedPrecondition, match=r"gemma3_text.*layer 0"):
@@ -95,7 +96,7 @@ def test_a_family_whose_window_is_lost_is_refused(folder: Any, monkeypatch: pyte
 def test_a_family_whose_branches_are_mixed_up_is_refused(
     wrong: str, folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KVStore, "attention", lambda self, layer: None)
+    monkeypatch.setattr(KVStore, "attention", lambda self, layer, sinks: None)
     if wrong == "tree":
         causal = lambda self, at: torch.full((self._segments[at].tokens,) * 2, float("-inf")).triu_(1)  # noqa: E731
         monkeypatch.setattr(AttentionPlan, "_inside_mask", causal)
@@ -191,7 +192,8 @@ def test_a_lean_pass_that_is_another_function_is_left_out(
     checkpoint = load_checkpoint(path, dtype)
     assert checkpoint.forward_path == checkpoint.info.forward_path == "library"
     assert "in float32 it differs from layer" in checkpoint.info.forward_notice
-    assert "not promised" in checkpoint.info.forward_notice and checkpoint.info.forward_notice in caplog.text
+    assert checkpoint.info.forward_notice in caplog.text
+    assert ("not promised" in checkpoint.info.forward_notice) is not checkpoint.info.batch_invariant
 
 
 def test_a_fault_that_only_the_serving_type_has_is_found(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +236,8 @@ def save_deep(path: Path, variant: str) -> str:
 @pytest.mark.parametrize("variant", DEEP)
 def test_deep_models_with_outlier_channels_keep_the_fast_path(variant: str, tmp_path: Path) -> None:
     path = save_deep(tmp_path, variant)
-    model: Any = load_checkpoint(path, "float32", lean=False).forward
+    model = library_model(path, "float32")
     states: list[torch.Tensor] = []
-    model = model.model
     model.set_attn_implementation("eager")
     model.model.layers[2].register_forward_hook(lambda module, given, output: states.append(output))
     model(input_ids=torch.arange(9)[None], use_cache=False)
@@ -249,8 +250,7 @@ def test_deep_models_with_outlier_channels_keep_the_fast_path(variant: str, tmp_
 def test_an_excerpt_has_every_kind_of_layer_and_shares_what_serves(tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 6, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}
     save_checkpoint("qwen2", tmp_path, **changes, vocab_size=2 * SHORT_VOCABULARY)
-    model: Any = load_checkpoint(str(tmp_path), "bfloat16", lean=False).forward
-    model = model.model
+    model = library_model(str(tmp_path), "bfloat16")
     part = Excerpt(model, whole_bytes=0)
     assert part.depth == 4 and not part.is_the_model and part.vocabulary_size == SHORT_VOCABULARY
     shared, floats = part.copy(floats=False), part.copy(floats=True)

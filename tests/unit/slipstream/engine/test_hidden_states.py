@@ -10,9 +10,10 @@ import torch
 
 from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.factory import open_engine
-from slipstream.engine.forward import ForwardStep, LibraryForward
+from slipstream.engine.forward import ForwardStep
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.models.lean_decoder import LeanDecoder
+from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from slipstream.engine import factory
-from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.forward_trial import distances
 from slipstream.engine.models.lean_decoder import LeanDecoder, Rotary
 from slipstream.engine.models.lean_selection import fits
+from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from tests.checkpoints import VOCABULARY, WINDOW, liven, save_checkpoint
+from tests.packed import library_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {
@@ -157,12 +158,9 @@ def test_other_models_stay_with_the_library(family: str, changes: dict[str, Any]
 
 
 def test_a_model_that_was_changed_does_not_fit(folder: Any) -> None:
-    def fresh() -> Any:
-        model: Any = load_checkpoint(folder("llama"), lean=False).forward
-        return model.model
-
-    assert fits(fresh())
-    hooked, wrapped, replaced, mixed, longer = (fresh() for _ in range(5))
+    path = folder("llama")
+    assert fits(library_model(path))
+    hooked, wrapped, replaced, mixed, longer = (library_model(path) for _ in range(5))
     wrapped.model.layers[0].forward = wrapped.model.layers[0].forward
     hooked.model.layers[1].mlp.register_forward_hook(lambda module, args, output: output)
     replaced.model.layers[0].mlp.up_proj = torch.nn.Sequential(replaced.model.layers[0].mlp.up_proj)
@@ -172,8 +170,8 @@ def test_a_model_that_was_changed_does_not_fit(folder: Any) -> None:
 
 
 def test_tables_grow_and_stay_what_they_were(folder: Any) -> None:
-    model: Any = load_checkpoint(folder("yarn"), lean=False).forward
-    whole, grown = (Rotary(model.model.model.rotary_emb, torch.empty(0, 1)) for _ in range(2))
+    rotary = library_model(folder("yarn")).model.rotary_emb
+    whole, grown = (Rotary(rotary, torch.empty(0, 1)) for _ in range(2))
     whole.reserve(200)
     for length in (3, 150, 20, 200):
         grown.reserve(length)

@@ -21,7 +21,7 @@ from tests.kernels import kernels
 from tests.packed import TREE, prompt
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
-SHAPES = [(2, 3, 64, 64), (1, 1, 16, 16), (3, 2, 48, 80), (1, 24, 128, 128), (2, 1, 256, 256)]
+SHAPES = [(2, 3, 64, 64), (1, 1, 16, 16), (3, 2, 48, 80), (1, 24, 128, 128), (2, 1, 512, 256)]
 """KV heads, query heads of each, dim of keys and of values."""
 BLOCK = 16
 
@@ -54,10 +54,19 @@ def path(segment: Segment, row: int) -> list[int]:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("window", [None, 7, 150])
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinking"),
+    [(None, None, False), (7, 2.0, False), (150, None, True)],
+    ids=["plain", "soft-capped", "with sinks"],
+)
 @torch.inference_mode()
 def test_attention_is_that_of_double_precision(
-    shape: tuple[int, int, int, int], window: int | None, dtype: torch.dtype, wide: bool
+    shape: tuple[int, int, int, int],
+    window: int | None,
+    softcap: float | None,
+    sinking: bool,
+    dtype: torch.dtype,
+    wide: bool,
 ) -> None:
     heads, group, key_dim, value_dim = shape
     chance = torch.Generator().manual_seed(group)
@@ -80,7 +89,9 @@ def test_attention_is_that_of_double_precision(
     slots = [each.sequence.pool_rows(each.sequence.length, each.sequence.length + each.tokens) for each in segments]
     step = StepParts(segments, torch.tensor([row for own in slots for row in own]))
     assert step.fits
-    kernel = paged_attention(pool[0], pool[1], PagedLayer(0, heads * group, window, key_dim**-0.5))
+    sinks = torch.randn(heads * group, generator=chance).to(dtype) if sinking else None
+    layer = PagedLayer(0, heads * group, window, key_dim**-0.5, softcap)
+    kernel = paged_attention((pool[0], pool[1]), layer, sinks=sinks)
     assert kernel is not None
     found = kernel((states[0], states[1], states[2]), step)[0]
 
@@ -93,7 +104,11 @@ def test_attention_is_that_of_double_precision(
             seen = path(each, token)[-window if window else 0 :]
             query = states[0][0, :, row].double().view(heads, group, key_dim)
             scores = torch.einsum("hgd,khd->hgk", query, keys[seen]) * key_dim**-0.5
-            expected = torch.einsum("hgk,khd->hgd", scores.softmax(-1), values[seen]).flatten(0, 1)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double().view(heads, group, 1)], 2)
+            expected = torch.einsum("hgk,khd->hgd", scores.softmax(-1)[..., : len(seen)], values[seen]).flatten(0, 1)
             assert (found[row].double() - expected).abs().max() < TOLERANCE[dtype] * (1 + expected.abs().max())
             row += 1
     assert row == tokens
@@ -110,7 +125,7 @@ def test_bits_are_the_same_on_all_instruction_sets_and_threads(compiled: Path, m
     monkeypatch.setattr("slipstream.engine.kernels.compiled.FEW", 0)
     for wide, threads in ((False, 1), (True, 1), (True, 2)):
         monkeypatch.setattr(attention, "find_kernels", lambda wide=wide: kernels(compiled, wide))
-        kernel = paged_attention(pool[0], pool[1], PagedLayer(0, 6, None, 0.125))
+        kernel = paged_attention((pool[0], pool[1]), PagedLayer(0, 6, None, 0.125))
         assert kernel is not None
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -125,7 +140,7 @@ def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it_alone(dtype: torc
     """Broken numbers end their session with an error; they must not look like a text."""
     chance = torch.Generator().manual_seed(0)
     pool = [torch.randn(1, 4 * BLOCK, 16, generator=chance).to(dtype) for _ in range(2)]
-    kernel = paged_attention(pool[0], pool[1], PagedLayer(0, 2, None, 0.3))
+    kernel = paged_attention((pool[0], pool[1]), PagedLayer(0, 2, None, 0.3))
     assert kernel is not None
     step = StepParts([Segment(sequence(0, 16, False), [1, 2, 3])], torch.arange(2 * BLOCK, 2 * BLOCK + 3))
     states = [torch.randn(1, heads, 3, 16, generator=chance).to(dtype) for heads in (2, 1, 1)]
@@ -135,12 +150,26 @@ def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it_alone(dtype: torc
     assert torch.equal(found[:2], sound[:2]) and found[2].isnan().all()
 
 
+@torch.inference_mode()
+def test_a_layer_that_reads_another_one_s_rows_writes_none(wide: bool) -> None:
+    chance = torch.Generator().manual_seed(0)
+    pools = torch.randn(1, 4 * BLOCK, 16, generator=chance), torch.randn(1, 4 * BLOCK, 16, generator=chance)
+    states = tuple(torch.randn(1, 1, 3, 16, generator=chance) for _ in range(3))
+    step = StepParts([Segment(sequence(0, 16, False), [1, 2, 3])], torch.arange(2 * BLOCK, 2 * BLOCK + 3))
+    own, reading = (paged_attention(pools, PagedLayer(at, 1, None, 0.3), writes=not at) for at in (0, 1))
+    assert own is not None and reading is not None
+    expected = own((states[0], states[1], states[2]), step)
+    before = pools[0].clone(), pools[1].clone()
+    assert torch.equal(reading((states[0], states[2], states[1]), step), expected)
+    assert torch.equal(pools[0], before[0]) and torch.equal(pools[1], before[1])
+
+
 def test_what_the_kernel_has_no_room_for_is_not_taken(wide: bool) -> None:
     pool = torch.zeros(1, 4, 24)
-    assert paged_attention(pool, pool, PagedLayer(0, 1, None, 1.0)) is None
-    assert paged_attention(pool.new_zeros(1, 4, 272), pool, PagedLayer(0, 1, None, 1.0)) is None
-    assert paged_attention(pool.new_zeros(1, 4, 16), pool.new_zeros(1, 4, 16), PagedLayer(0, 97, None, 1.0)) is None
-    assert paged_attention(pool.double(), pool.double(), PagedLayer(0, 1, None, 1.0)) is None
+    assert paged_attention((pool, pool), PagedLayer(0, 1, None, 1.0)) is None
+    assert paged_attention((pool.new_zeros(1, 4, 528), pool), PagedLayer(0, 1, None, 1.0)) is None
+    assert paged_attention((pool.new_zeros(1, 4, 16), pool.new_zeros(1, 4, 16)), PagedLayer(0, 97, None, 1.0)) is None
+    assert paged_attention((pool.double(), pool.double()), PagedLayer(0, 1, None, 1.0)) is None
     many = Segment(sequence(0, 400, False), [1], [2] * 257, [-1] * 257)
     assert not StepParts([many], torch.zeros(258, dtype=torch.int64)).fits
 

@@ -17,10 +17,10 @@ from bitsandbytes.functional import has_avx512bf16
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from slipstream.engine.factory import open_engine
-from slipstream.engine.forward import LibraryForward
 from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.lean_decoder import LeanDecoder
+from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.models.quantisation import QUANTISERS, check_target_quantisation
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine

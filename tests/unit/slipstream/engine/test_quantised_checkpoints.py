@@ -10,10 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 from slipstream.cli import app
-from slipstream.engine.forward import LibraryForward
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.errors import FailedPrecondition
 from tests.checkpoints import save_checkpoint
+from tests.packed import library_model
 from tests.quantised_checkpoints import name_method, save_fp8, save_mxfp4
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -28,10 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("family", "save"), [("llama", save_fp8), ("gpt_oss", save_mxfp4)])
 def test_weights_are_the_numbers_that_the_file_stands_for(family: str, save: Any, tmp_path: Path) -> None:
     numbers = save(save_checkpoint(family, tmp_path / "own"), tmp_path / "quantised")
-    checkpoint = load_checkpoint(str(tmp_path / "quantised"), "bfloat16", lean=False)
-    assert checkpoint.info.dtype == "bfloat16"
-    assert isinstance(checkpoint.forward, LibraryForward)
-    found = checkpoint.forward.model.state_dict()
+    found = library_model(str(tmp_path / "quantised"), "bfloat16").state_dict()
     assert found.keys() == numbers.keys()
     assert all(torch.equal(found[name], numbers[name]) for name in numbers)
 
