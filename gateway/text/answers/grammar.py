@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.text.answers import formats, harmony, json_calls, marked_calls
+from gateway.text.answers import argument_grammar, formats, harmony, json_calls, marked_calls
 from gateway.text.answers.formats import THOUGHTS, AnswerFormat
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, StructuredOutput, without_annotations
@@ -20,6 +20,11 @@ OPEN, CLOSED, PLAIN = "open", "closed", "plain"
 """How the prompt ends: within reasoning, behind it, or with neither of its marks."""
 _SHARED = ("$defs", "definitions")
 """Parts of a schema that its references name from the root."""
+_APART = {
+    formats.QWEN_CODER: argument_grammar.qwen_call,
+    formats.GLM: argument_grammar.glm_call,
+    formats.PYTHONIC: argument_grammar.python_call,
+}
 _ESCAPED = re.compile(r"\\.|/|\n", re.DOTALL)
 
 ControlToken = Callable[[str], int | None]
@@ -73,7 +78,7 @@ class _Notation:
         """Any text, and the mark behind it."""
         token = self._control_token(mark)
         if token is None:
-            return self.rule(f"rest[suffix={json.dumps(mark)}]", "/(?s:.*)/").partition("[")[0]
+            return self.rule(f"rest_{len(self.rules)}[suffix={json.dumps(mark)}]", "/(?s:.*)/").partition("[")[0]
         return f"{self.text()}? <[{token}]>"
 
     def text(self) -> str:
@@ -117,6 +122,8 @@ class _Forced:
             return self._named(*header, kimi.JSON, index="/:[0-9]{1,4}/", end=(kimi.CALL_END, kimi.CALLS_END))
         if format in (formats.DEEPSEEK_V3, formats.DEEPSEEK_V31):
             return self._deepseek()
+        if format in _APART:
+            return self._call(_APART[format](self.notation, self.functions))
         if format == formats.HARMONY:
             to = f'{mark(harmony.CHANNEL)} "commentary to=functions."', "{}"
             return self._named(*to, harmony.MESSAGE, index=f'" " {mark(harmony.CONSTRAIN)} "json"')
