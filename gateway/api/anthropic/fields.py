@@ -18,7 +18,7 @@ from gateway.api.openai.fields import (
 )
 from gateway.text.answers.grammar import ANY
 from gateway.text.chat_messages import CONTINUE, MAX_MESSAGES
-from slipstream.errors import InvalidArgument
+from slipstream.errors import NUMBER_OUT_OF_RANGE, InvalidArgument
 
 ROLES = {"assistant": "assistant", "system": "system"}
 """Every other role, such as those that tools of Anthropic's make up, is a user's."""
@@ -74,8 +74,8 @@ class ToolChoice(Fields):
 
 class Thinking(Fields):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    """Not held to: the model ends its reasoning itself."""
+    budget_tokens: int | None = Field(None, ge=0, le=2**32 - 1)
+    """Most tokens of reasoning, where its marks are tokens of their own and nothing else holds the output."""
     display: str | None = None
 
 
@@ -151,6 +151,20 @@ class MessageRequest(CountRequest):
     cache_salt: str | None = None
     speculation: SpeculationField | None = None
     mixed_arithmetic: bool | None = None
+
+    @property
+    def most_reasoning(self) -> int | None:
+        """Raises InvalidArgument for a budget that leaves nothing for the answer."""
+        budget = self.thinking.budget_tokens if self.thinking and self.thinking.type == "enabled" else None
+        if budget is not None and budget >= self.max_tokens:
+            raise InvalidArgument(
+                f"max_tokens must be greater than thinking.budget_tokens, and is {self.max_tokens}; raise it, or lower "
+                f"the budget of {budget}.",
+                reason=NUMBER_OUT_OF_RANGE,
+                field="max_tokens",
+                numbers={"least": budget + 1},
+            )
+        return budget
 
     def sampling(self) -> SamplingFields:
         same = (
