@@ -265,7 +265,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         frequency_penalty=-0.5,
         logit_bias={65: 2.0},
         allowed_token_ids=[65, 66, 200],
-        bad_words_ids=[{"token_ids": [65, 66]}, {"token_ids": [220, 65, 66]}],
+        bad_words_ids=[{"token_ids": [64, 65]}, {"token_ids": [220, 64, 65]}],
         seed=2**64 - 1,
         acceptance=types_pb2.ACCEPTANCE_RULE_COUPLED,
     )
@@ -527,7 +527,7 @@ async def test_bad_words_are_forbidden_as_they_are_spelled_at_a_beginning_and_be
 
 async def test_lm_evals_remote_tokenizer_finds_what_it_asks_for(served: Served) -> None:
     await served.start()
-    info = (await served.web.get("/tokenizer_info")).json()
+    info = (await served.web.client.get("/tokenizer_info")).json()
     assert info["tokenizer_class"] == "PreTrainedTokenizerFast" and "<{{ message.role }}>" in info["chat_template"]
     counted = await served.web.post("/tokenize", {"prompt": "Ärö", "add_special_tokens": False})
     assert (await served.web.post("/detokenize", {"tokens": counted.json()["tokens"]})).json()["prompt"] == "Ärö"

@@ -225,6 +225,26 @@ async def test_ids_are_as_the_template_wants_them(place: Place) -> None:
         assert first == second and len(first) == 9 and (first == id) == (id == call["id"])
 
 
+async def test_a_choice_may_allow_some_of_the_tools(place: Place) -> None:
+    web = await place.start(text=CALL)
+    tools = [*TOOLS, {"type": "function", "function": {"name": "wind", "parameters": {"type": "object"}}}]
+    asked = {"messages": MESSAGES, "tools": tools, "max_tokens": 190}
+    named = [{"type": "function", "function": {"name": "weather"}}]
+    for mode in ("auto", "required"):
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        (made,) = (await web.post("/v1/chat/completions", asked | {"tool_choice": choice})).json()["choices"]
+        assert made["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        assert made["finish_reason"] == "tool_calls"
+        opened = place.verifier.opens()[-1]
+        assert "wind" not in place._setting.tokenizer.decode(list(opened.prefix.token_ids))
+        assert opened.HasField("structured_output") is (mode == "required")
+    flat = [{"type": "function", **each["function"]} for each in tools]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    answer = await web.post("/v1/responses", {"input": "How warm?", "tools": flat, "tool_choice": choice})
+    assert [item["name"] for item in answer.json()["output"]] == ["weather"]
+    assert "wind" not in place.verifier.opens()[-1].structured_output.grammar
+
+
 FUNCTIONS: Any = [TOOLS[0]["function"]]
 
 
@@ -274,6 +294,8 @@ async def test_a_function_that_is_named_is_forced(place: Place) -> None:
         {"tools": [{"type": "function", "function": {"name": ""}}]},
         {"tools": [{"type": "retrieval"}]},
         {"functions": FUNCTIONS},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": TOOLS}}},
         {"function_call": {"name": "weather"}},
         {"functions": FUNCTIONS, "tools": None, "function_call": {"name": "unknown"}},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},

@@ -19,7 +19,6 @@ from gateway.api.openai.fields import (
     Fields,
     RequestFields,
     SamplingFields,
-    TextPart,
     log_unknown,
     reasoning_variables,
 )
@@ -34,6 +33,8 @@ from gateway.text.chat_template import NAMED
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 from slipstream.v1 import gateway_pb2
 
+ALLOWED = "allowed_tools"
+"""A `tool_choice` that names some of the tools."""
 MAX_TOOLS = 512
 """Most tools of one request."""
 
@@ -49,9 +50,19 @@ class ToolCallField(Fields):
     function: FunctionCall
 
 
+class MessagePart(Fields):
+    """Text, or what the model said instead of an answer."""
+
+    type: Literal["text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
 class ChatMessage(Fields):
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[MessagePart], Field(fail_fast=True)] | None = None
+    refusal: str | None = None
+    """What the model said instead of an answer, where there is no content."""
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -64,9 +75,11 @@ class ChatMessage(Fields):
     def as_template_data(self) -> dict[str, Any]:
         """The message as templates know it: content is one text, arguments of tool calls are objects. Raises
         InvalidArgument for arguments that are not a JSON object."""
-        content = (
-            self.content if isinstance(self.content, str | None) else "\n".join(part.text for part in self.content)
-        )
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text or part.refusal for part in content)
+        elif content is None:
+            content = self.refusal
         data: dict[str, Any] = {"role": self.role, "content": content}
         for name in ("name", "reasoning", "tool_call_id"):
             data[name] = getattr(self, name)
@@ -142,7 +155,10 @@ class ConversationFields(RequestFields):
             tools = [ToolField(function=each) for each in self.functions]
         if not tools or choice == "none":
             return []
-        return [tool.model_dump(exclude_none=True) for tool in tools]
+        allowed = allowed_tools(choice)
+        return [
+            tool.model_dump(exclude_none=True) for tool in tools if allowed is None or tool.function.name in allowed
+        ]
 
     @property
     def choice(self) -> str | dict[str, Any] | None:
@@ -259,7 +275,7 @@ class ChatCall(Call):
             "logprobs": logprobs if self.asked.logprobs else None,
             **ending(choice.finished),
         }
-        if called and made["finish_reason"] == "stop" and not isinstance(self.asked.choice, dict):
+        if called and made["finish_reason"] == "stop" and forced_name(self.asked.choice) in (None, ANY):
             made["finish_reason"] = "function_call" if self.asked.functions else "tool_calls"
         if self.asked.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
@@ -317,11 +333,33 @@ def forced_name(choice: str | Mapping[str, Any] | None) -> str | None:
     """The tool that has to be called; None where the model decides. Raises InvalidArgument for no such choice."""
     if choice is None or isinstance(choice, str):
         return ANY if choice == "required" else None
+    if choice.get("type") == ALLOWED:
+        return ANY if _allowed(choice).get("mode") == "required" else None
     function = choice.get("function", choice)  # the Responses API has the name beside the type
     name = function.get("name") if isinstance(function, Mapping) else None
     if choice.get("type") != "function" or not isinstance(name, str) or not name:
-        raise InvalidArgument("tool_choice is none, auto, required or a function with its name.", reason="TOOL_CHOICE")
+        raise InvalidArgument(
+            "tool_choice is none, auto, required, allowed_tools or a function with its name.", reason="TOOL_CHOICE"
+        )
     return name
+
+
+def allowed_tools(choice: str | Mapping[str, Any] | None) -> set[str] | None:
+    """The names of the tools that may be called, where a choice names some of them; None: all. Raises InvalidArgument
+    for what is no such choice."""
+    if not isinstance(choice, Mapping) or choice.get("type") != ALLOWED:
+        return None
+    allowed = _allowed(choice)
+    tools = allowed.get("tools")
+    if allowed.get("mode") not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise InvalidArgument("allowed_tools has a mode, auto or required, and tools.", reason="TOOL_CHOICE")
+    return {name for tool in tools if (name := forced_name(tool if isinstance(tool, Mapping) else {})) is not None}
+
+
+def _allowed(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Chats have them under their type, the Responses API beside it."""
+    allowed = choice.get(ALLOWED, choice)
+    return allowed if isinstance(allowed, Mapping) else {}
 
 
 def parsed_arguments(arguments: str) -> Any:
