@@ -59,6 +59,7 @@ class ChatTemplateSource:
                 f"The model has chat templates named {', '.join(sorted(self.templates))}; chat_template names one of "
                 "them, and takes no source.",
                 reason="CHAT_TEMPLATE_UNKNOWN",
+                field="chat_template",
             )
         return self.templates[name]
 

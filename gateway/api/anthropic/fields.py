@@ -141,7 +141,7 @@ class CountRequest(RequestFields):
         if choice is None or choice.type in ("auto", "none"):
             return None
         if choice.type == "tool" and not choice.name:
-            raise InvalidArgument("tool_choice of type tool has no name.", reason="TOOL_CHOICE")
+            raise InvalidArgument("tool_choice of type tool has no name.", reason="TOOL_CHOICE", field="tool_choice")
         return choice.name if choice.type == "tool" else ANY
 
 

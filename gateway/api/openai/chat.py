@@ -339,7 +339,9 @@ def forced_name(choice: str | Mapping[str, Any] | None) -> str | None:
     name = function.get("name") if isinstance(function, Mapping) else None
     if choice.get("type") != "function" or not isinstance(name, str) or not name:
         raise InvalidArgument(
-            "tool_choice is none, auto, required, allowed_tools or a function with its name.", reason="TOOL_CHOICE"
+            "tool_choice is none, auto, required, allowed_tools or a function with its name.",
+            reason="TOOL_CHOICE",
+            field="tool_choice",
         )
     return name
 
@@ -352,7 +354,9 @@ def allowed_tools(choice: str | Mapping[str, Any] | None) -> set[str] | None:
     allowed = _allowed(choice)
     tools = allowed.get("tools")
     if allowed.get("mode") not in ("auto", "required") or not isinstance(tools, list) or not tools:
-        raise InvalidArgument("allowed_tools has a mode, auto or required, and tools.", reason="TOOL_CHOICE")
+        raise InvalidArgument(
+            "allowed_tools has a mode, auto or required, and tools.", reason="TOOL_CHOICE", field="tool_choice"
+        )
     return {name for tool in tools if (name := forced_name(tool if isinstance(tool, Mapping) else {})) is not None}
 
 

@@ -420,6 +420,7 @@ class StoredResponse:
                 f"The conversation is above {limits.size} bytes or {limits.values} commas and brackets; begin another "
                 "one, or send store: false.",
                 reason="CONVERSATION_TOO_LONG",
+                field="input",
             )
         return written
 

@@ -95,7 +95,7 @@ def _functions(tools: Tools, name: str) -> list[Mapping[str, Any]]:
     functions = [tool["function"] for tool in tools if name in (ANY, tool["function"]["name"])]
     if not functions:
         wanted = f"no tool is called {name!r}" if name else "there are no tools"
-        raise InvalidArgument(f"tool_choice forces a call, but {wanted}.", reason="TOOL_CHOICE")
+        raise InvalidArgument(f"tool_choice forces a call, but {wanted}.", reason="TOOL_CHOICE", field="tool_choice")
     return functions
 
 
@@ -222,11 +222,15 @@ def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
         for part in _SHARED:
             found = parameters.pop(part, None) or {}
             if not isinstance(found, dict):
-                raise InvalidArgument(f"{part} in a tool's parameters is no object.", reason="TOOL_CHOICE")
+                raise InvalidArgument(
+                    f"{part} in a tool's parameters is no object.", reason="TOOL_CHOICE", field="tool_choice"
+                )
             for key, value in found.items():
                 if shared.setdefault(part, {}).setdefault(key, value) != value:
                     raise InvalidArgument(
-                        f"Two tools define {part}/{key} differently; name one in tool_choice.", reason="TOOL_CHOICE"
+                        f"Two tools define {part}/{key} differently; name one in tool_choice.",
+                        reason="TOOL_CHOICE",
+                        field="tool_choice",
                     )
         fields = {"name": {"const": function["name"]}, arguments: parameters}
         calls.append({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False})
