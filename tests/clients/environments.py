@@ -72,7 +72,7 @@ def python(name: str) -> Environment:
 
     def make() -> None:
         _run([sys.executable, "-m", "venv", str(folder)])
-        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "-q", *PYTHON[name]])
+        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--no-compile", *PYTHON[name]])
 
     _made(folder, PYTHON[name], make)
     program = PROGRAMS / f"{name.replace('-', '_')}_client.py"

@@ -159,8 +159,8 @@ def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
                     reason="FIELD_NOT_SERVED",
                     field="include",
                 )
-            events = await parts.sessions.events_so_far(session.key.id, context.tenant)
-            events = await with_logprobs(parts, context, events, stored.asked.get("top_logprobs") or 0)
+            written = await parts.sessions.events_so_far(session.key.id, context.tenant)
+            events = await with_logprobs(parts, context, written, stored.asked.get("top_logprobs") or 0)
             logged = _present(LoggedEvents(_events(parts, stored)), stored, events)
             return Answer(lambda reply: reply.send_json(logged), idle_s)
         if stream:

@@ -56,7 +56,7 @@ parsed = client.chat.completions.create(**chat | {"max_completion_tokens": 60}, 
 assert parsed.choices[0].finish_reason == "stop" and parsed.choices[0].message.content.startswith("{")
 print("done schema")
 
-function = {"name": "look", "parameters": {"type": "object", "properties": {"deep": {"type": "boolean"}}}}
+function = {"name": "look", "parameters": SCHEMA}
 look = {"functions": [function], "function_call": {"name": "look"}, "max_completion_tokens": 60}
 called = client.chat.completions.create(**chat | look).choices[0].message
 assert called.function_call.name == "look" and not called.tool_calls
