@@ -214,7 +214,7 @@ KWARGS = {"chat_template_kwargs": {"more": 1, "enable_thinking": True}}
         (RESPONSES, {"reasoning": {"effort": "low"}}, "[low,,,]"),
         (RESPONSES, {"reasoning": {"effort": "none"}}, "[none,False,False,]"),
         (RESPONSES, KWARGS, "[,True,,1]"),
-        (ANTHROPIC, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "[,True,True,]"),
+        (ANTHROPIC, {"thinking": {"type": "enabled", "budget_tokens": 64}}, "[,True,True,]"),
         (ANTHROPIC, {"thinking": {"type": "disabled"}}, "[,False,False,]"),
         (ANTHROPIC, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "[max,True,True,]"),
         (ANTHROPIC, KWARGS, "[,True,,1]"),
