@@ -159,6 +159,7 @@ class RequestValidator:
         model = self._router.model(request.model)
         if not again:
             self._check_stops(request)
+        proto_conversion.check_sizes(request.sampling)
         options = request.sampling if again else with_defaults(request.sampling, self._sampling_defaults)
         sampling = _sampling(options, model, lambda: self._random_bits(64))
         stop_token_ids = self._stop_token_ids(request, model, again=again)

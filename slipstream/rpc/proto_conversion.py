@@ -106,7 +106,9 @@ def check_sizes(message: types_pb2.SamplingOptions) -> None:
     """Raises InvalidArgument for more tokens than a field may name. Call it before they are copied."""
     for name in _TOKEN_FIELDS:
         named = getattr(message, name)
-        check_named_tokens(name, sum(len(each.token_ids) for each in named) if name in _SEQUENCES else len(named))
+        check_named_tokens(name, len(named))  # first: a message has room for a million sequences without tokens
+        if name in _SEQUENCES:
+            check_named_tokens(name, sum(len(each.token_ids) for each in named))
 
 
 def highest_tokens(message: types_pb2.SamplingOptions) -> dict[str, int]:
