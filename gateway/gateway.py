@@ -47,7 +47,7 @@ from slipstream.telemetry.metrics_collector import MetricsCollector
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
-from slipstream.tokenizer.chat_template_source import load_chat_template
+from slipstream.tokenizer.chat_template_source import load_chat_template, load_special_tokens
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import types_pb2
 
@@ -228,7 +228,8 @@ async def _open_texts(
 
     def load() -> Tokenizer:
         template = load_chat_template(config.tokenizer, config.chat_template)
-        return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template)
+        special = load_special_tokens(config.tokenizer)
+        return Tokenizer(load_tokenizer(config.tokenizer), config.max_prompt_bytes, template, special_tokens=special)
 
     tokenizer = await asyncio.to_thread(load)
     source = ProcessSource("gateway.text.worker", lambda: setup_of(tokenizer.encoding))

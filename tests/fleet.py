@@ -146,6 +146,7 @@ def opening(
     tenant: str = "",
     details: bool = False,
     prompt_logprobs: int | None = None,
+    reasoning_limit: types_pb2.ReasoningLimit | None = None,
 ) -> verifier_pb2.DecodeOpen:
     """An Open of a session, whose prefix is the prompt and what is known of the output."""
     addresses = [
@@ -167,6 +168,7 @@ def opening(
         cache_salt=cache_salt,
         tenant=tenant,
         prompt_logprobs=prompt_logprobs,
+        reasoning_limit=reasoning_limit,
     )
 
 

@@ -54,6 +54,7 @@ def check_open(request: verifier_pb2.DecodeOpen, epoch: int, model: types_pb2.Mo
         raise InvalidArgument(
             "min_length is at most max_length, and not for a structured output.", reason=NUMBER_OUT_OF_RANGE
         )
+    proto_conversion.check_reasoning_limit(request)
     if request.top_logprobs > MAX_TOP_LOGPROBS:
         raise InvalidArgument(f"top_logprobs is at most {MAX_TOP_LOGPROBS}.", reason=NUMBER_OUT_OF_RANGE)
 
@@ -100,6 +101,7 @@ def _check_tokens(request: verifier_pb2.DecodeOpen, model: types_pb2.ModelInfo) 
     named = {
         "the prefix": max(prefix.token_ids),
         "the prediction": max(prediction, default=0),
+        "reasoning_limit": max(request.reasoning_limit.begin_token_id, request.reasoning_limit.end_token_id),
         **proto_conversion.highest_tokens(request.sampling),
     }
     for where, highest in named.items():

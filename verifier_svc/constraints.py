@@ -1,4 +1,4 @@
-"""A session's grammar and its least length on the verifier: what may follow its tokens, and which candidates can.
+"""A session's grammar on the verifier: what may follow its tokens, and which candidates can.
 
 A grammar's mask may take long for reasons that a client chooses, so none is computed on the event loop or on the
 model's thread. Each session has a tree of places beside its candidate tree. The mask of a place is computed once, on
@@ -14,12 +14,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
-
-import numpy as np
 
 from slipstream.errors import CONTROL_FLOW, GRAMMAR_TOO_COSTLY, Internal, SlipstreamError
 from slipstream.tenants import FairThreads
@@ -325,62 +323,3 @@ def _leads_to(result: Mask | _Known | BaseException | None, token: int) -> bool:
 
 def _gave_up_often() -> SlipstreamError:
     return Internal("the grammar could not be followed along too many candidates.")
-
-
-class MinLengthConstraint:
-    """A session's least length: before it, no stop token can be chosen.
-
-    It stands where a grammar would, as masks at each node of the tree by the node's own depth: the text is the same
-    whatever is proposed.
-    """
-
-    def __init__(
-        self, tokens: list[int], min_length: int, stop_token_ids: Collection[int], vocabulary_size: int, *, drawn: bool
-    ) -> None:
-        """`tokens` is the session's own list, which does not change during a step. `min_length`: tokens of prompt and
-        output. `drawn`: candidates are judged by a ratio rule."""
-        self._tokens = tokens
-        self._min_length = min_length
-        self._stops = frozenset(stop_token_ids)
-        self._vocabulary_size = vocabulary_size
-        self._drawn = drawn
-        allowed = np.ones(vocabulary_size, bool)
-        allowed[list(self._stops)] = False
-        self._mask: Mask = np.packbits(allowed, bitorder="little")
-
-    def after(self, path: tuple[int, ...]) -> Mask | None:
-        """What may follow the committed tokens and this path; None where everything may."""
-        return self._mask if self._before_end(path) else None
-
-    @property
-    def failure(self) -> None:
-        """It computes nothing that could fail."""
-
-    @property
-    def ready(self) -> bool:
-        return True
-
-    def worth_waiting_s(self) -> float:
-        return 0.0
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """The session's own list has them."""
-
-    def close(self) -> None:
-        """Nothing is computed for it."""
-
-    def beside(self, tokens: list[int], prompt_length: int, settled: Callable[[], object]) -> MinLengthConstraint:
-        return MinLengthConstraint(tokens, self._min_length, self._stops, self._vocabulary_size, drawn=self._drawn)
-
-    def admits(self, path: tuple[int, ...], token: int) -> bool:
-        """Whether a candidate has a place in the tree below this path. Under a ratio rule one that is forbidden has,
-        because its being drawn is part of the law of what takes its place; but nothing has one below it."""
-        if not self._drawn:
-            return self._allows(path, token)
-        return not path or self._allows(path[:-1], path[-1])
-
-    def _allows(self, path: tuple[int, ...], token: int) -> bool:
-        return token not in self._stops or not self._before_end(path)
-
-    def _before_end(self, path: tuple[int, ...]) -> bool:
-        return len(self._tokens) + len(path) < self._min_length

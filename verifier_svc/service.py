@@ -41,11 +41,12 @@ from verifier_svc.admission import (
     check_rule,
     check_trust,
 )
-from verifier_svc.constraints import Constraint, GrammarConstraint, MaskThreads, MaskWorkers, MinLengthConstraint
+from verifier_svc.constraints import Constraint, GrammarConstraint, MaskThreads, MaskWorkers
 from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.token_constraint import ReasoningBound, TokenConstraint, TokenRules
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,13 @@ def _history(token_ids: list[int], prompt_length: int) -> TokenHistory:
     history = TokenHistory(token_ids[:prompt_length])
     history.append(token_ids[prompt_length:])
     return history
+
+
+def _reasoning_bound(asked: verifier_pb2.DecodeOpen) -> ReasoningBound | None:
+    limit = asked.reasoning_limit
+    if not asked.HasField("reasoning_limit"):
+        return None
+    return ReasoningBound(limit.max_tokens, limit.begin_token_id, limit.end_token_id)
 
 
 def _draining() -> Unavailable:
@@ -246,25 +254,34 @@ class GatewayStream:
         check_prompt_logprobs(request, scores_prompts=limits.scores_prompts)
         structure = proto_conversion.structure_from_proto(request.structured_output)
         least = request.min_length > len(request.prefix.token_ids)
-        sampling.check_allowed(request.stop_token_ids, structured=structure is not None, least=least)
+        size = limits.model.vocabulary_size
+        sampling.check_allowed(request.stop_token_ids, size, structured=structure is not None, least=least)
         if structure is not None and grammar is None:
             self.compiling.start(command, structure)
             return
         self._fence(request.key.id, epoch)
         session = self._new_session(command, sampling, structure)
-        session.constraint = self._constraint(session, grammar, request.min_length)
+        session.constraint = self._constraint(session, grammar, request)
         if session.constraint is not None:
             session.tree.admits = session.constraint.admits
         self._service.scheduler.open_session(session, request)
         self._sessions[number] = self._service.by_id[request.key.id] = session
 
-    def _constraint(self, session: Session, grammar: Grammar | None, min_length: int) -> Constraint | None:
+    def _constraint(
+        self, session: Session, grammar: Grammar | None, asked: verifier_pb2.DecodeOpen
+    ) -> Constraint | None:
         request, drawn = session.request, session.request.sampling.drawn
         if grammar is None:
-            if min_length <= len(session.tokens):
+            rules = TokenRules(
+                self._service.limits.model.vocabulary_size,
+                asked.min_length,
+                request.stop_token_ids,
+                request.sampling.bad_words_ids,
+                _reasoning_bound(asked),
+            )
+            if not rules.bind(len(session.tokens)):
                 return None
-            size = self._service.limits.model.vocabulary_size
-            return MinLengthConstraint(session.tokens, min_length, request.stop_token_ids, size, drawn=drawn)
+            return TokenConstraint(rules, session.tokens, request.prompt_length, drawn=drawn)
         workers = MaskWorkers(self._service.masks, asyncio.get_running_loop().call_soon_threadsafe, request.tenant)
         constraint = GrammarConstraint(grammar, session.tokens[request.prompt_length :], drawn=drawn, workers=workers)
         constraint.settled = partial(self._service.masks_came, session, constraint)

@@ -14,10 +14,11 @@ from gateway.text.answers.reader import AnswerReader, CallBegan
 from gateway.text.answers.reasoning_tokens import ReasoningTokens
 from gateway.text.chat_messages import CONTINUE, REASONING, Message
 from gateway.text.chat_template import NAMED
+from gateway.text.detokenizer import TokenDecoder
 from gateway.text.tokenizer import Tokenizer, is_short
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.v1 import gateway_pb2
+from slipstream.v1 import gateway_pb2, types_pb2
 
 _PROBE: Sequence[Message] = ({"role": "user", "content": "x"},)
 
@@ -33,6 +34,8 @@ class AnswerPlan:
     """Special tokens whose text the reader needs."""
     opened: bool | None = None
     """Whether the answer goes on within reasoning; None: as the prompt ends."""
+    reasoning_limit: types_pb2.ReasoningLimit | None = None
+    """None: the model ends its reasoning itself."""
 
     def reader(self, started: gateway_pb2.Started) -> AnswerReader:
         """A reader of the session's whole output."""
@@ -72,6 +75,8 @@ class AnswerWish:
     """One call at most."""
     last: Message | None = None
     """The conversation's last message, which the answer may go on with."""
+    most_reasoning: int | None = None
+    """Tokens of reasoning."""
 
 
 def plan_of(tokenizer: Tokenizer, config: GatewayConfig, wish: AnswerWish) -> AnswerPlan:
@@ -87,7 +92,8 @@ def plan_of(tokenizer: Tokenizer, config: GatewayConfig, wish: AnswerWish) -> An
     structure = structure_of(format, wish.tools, wish.name, wish.own, end, decoder.control_token)
     if format.plain:
         return AnswerPlan(format, None, structure)
-    return AnswerPlan(format, tokenizer, structure, decoder.specials(format.marks), opened)
+    limit = None if structure is not None else _reasoning_limit(format, wish, decoder)
+    return AnswerPlan(format, tokenizer, structure, decoder.specials(format.marks), opened, limit)
 
 
 def template_source(tokenizer: Tokenizer, tools: Sequence[Any], variables: Mapping[str, Any]) -> str:
@@ -105,6 +111,17 @@ def fitted_chat(
 ) -> list[Message]:
     """The messages as the conversation's template reads them. Raises what `template_source` raises."""
     return fitted(messages, template_source(tokenizer, tools, variables))
+
+
+def _reasoning_limit(format: AnswerFormat, wish: AnswerWish, decoder: TokenDecoder) -> types_pb2.ReasoningLimit | None:
+    """None where no limit is asked for, or a mark of the model's is no token of its own."""
+    thoughts = THOUGHTS.get(format.thoughts)
+    if wish.most_reasoning is None or thoughts is None:
+        return None
+    begin, end = decoder.control_token(thoughts.begin), decoder.control_token(thoughts.end)
+    if begin is None or end is None:
+        return None
+    return types_pb2.ReasoningLimit(max_tokens=wish.most_reasoning, begin_token_id=begin, end_token_id=end)
 
 
 def _goes_on_within(wish: AnswerWish, format: AnswerFormat) -> bool | None:

@@ -93,6 +93,7 @@ class ResolvedRequest:
             top_logprobs=self.top_logprobs,
             round_details=self.rounds,
             prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") and not output else None,
+            reasoning_limit=request.reasoning_limit if request.HasField("reasoning_limit") else None,
         )
 
     def params(self) -> bytes:
@@ -121,7 +122,7 @@ def filled_in(
     request = gateway_pb2.GenerateRequest()
     request.CopyFrom(asked)
     request.DiscardUnknownFields()  # those of StoredRequest among them, which no client may write
-    for name in ("prompt", "prompt_token_ids", "chat", "stop_token_ids", "prediction"):
+    for name in ("prompt", "prompt_token_ids", "chat", "stop_token_ids", "prediction", "bad_words"):
         request.ClearField(name)
     request.model = model.name
     request.sampling.CopyFrom(proto_conversion.sampling_to_proto(sampling))

@@ -8,6 +8,7 @@ from typing import NamedTuple, NoReturn
 
 from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
+from gateway.requests.bad_words import check_bad_words, with_bad_words
 from gateway.requests.resolved_request import ResolvedRequest, filled_in
 from gateway.requests.sampling_defaults import with_defaults
 from gateway.requests.speculation import SessionOrigin, SessionSize, SpeculationPlanner
@@ -97,6 +98,10 @@ class RequestValidator:
         predicted = self._predicted(request.prediction) if texts.prediction is None else texts.prediction
         if not again:
             _check_room(texts, predicted, asked.model, tenant)
+        if request.bad_words:
+            sampling = await with_bad_words(asked.sampling, request.bad_words, self._tokenizer, tenant)
+            _check_allowed(request, sampling, asked.stop_token_ids, asked.model)
+            asked = replace(asked, sampling=sampling)
         structure = await self._structure(request, asked, tenant)
         prompt, prediction = await _encode(texts.prompt, predicted, asked.model, tenant)
         check_annotation(request.annotation, len(prompt))
@@ -154,13 +159,17 @@ class RequestValidator:
         model = self._router.model(request.model)
         if not again:
             self._check_stops(request)
+        proto_conversion.check_sizes(request.sampling)
         options = request.sampling if again else with_defaults(request.sampling, self._sampling_defaults)
         sampling = _sampling(options, model, lambda: self._random_bits(64))
         stop_token_ids = self._stop_token_ids(request, model, again=again)
         _check_shown(request, model)
         self._check_priority(request.priority, tenant)
-        structured = request.HasField("structured_output")
-        sampling.check_allowed(stop_token_ids, structured=structured, least=request.min_tokens > 0)
+        _check_allowed(request, sampling, stop_token_ids, model)
+        proto_conversion.check_reasoning_limit(request)
+        limit = request.reasoning_limit
+        _check_tokens("reasoning_limit", max(limit.begin_token_id, limit.end_token_id), model)
+        check_bad_words(request.bad_words)
         _check_logprobs(request)
         return CheckedRequest(model, stop_token_ids, sampling, self._max_tokens(request, model, tenant))
 
@@ -278,6 +287,16 @@ class RequestValidator:
             _check_tokens("stop_token_ids", max(asked), model)
         own = () if request.ignore_eos else ends
         return tuple(dict.fromkeys([*own, *asked]))
+
+
+def _check_allowed(
+    request: gateway_pb2.GenerateRequest,
+    sampling: SamplingParams,
+    stop_token_ids: Sequence[int],
+    model: types_pb2.ModelInfo,
+) -> None:
+    structured, least = request.HasField("structured_output"), request.min_tokens > 0
+    sampling.check_allowed(stop_token_ids, model.vocabulary_size, structured=structured, least=least)
 
 
 def _check_room(texts: Texts, predicted: RequestText, model: types_pb2.ModelInfo, tenant: Tenant) -> None:

@@ -102,7 +102,9 @@ class UnfinishedMessage:
         text = last.get("text") if isinstance(content, list) else content
         if not isinstance(text, str):
             raise InvalidArgument(
-                f"continue_final_message needs a last message with a text in {field}.", reason="CHAT_REFUSED"
+                f"continue_final_message needs a last message with a text in {field}.",
+                reason="CHAT_REFUSED",
+                field="chat.messages",
             )
         self._text = text
         marked = f"{text}{self._mark} "  # the space shows whether the template leaves space at the ends of texts
@@ -121,6 +123,7 @@ class UnfinishedMessage:
                 "The model's chat template leaves out the last message, or parts of it, which continue_final_message "
                 "goes on with; send another one.",
                 reason="CHAT_REFUSED",
+                field="chat.messages",
             )
         kept = rendered[:at]
         return kept if rendered[at + _MARK_DIGITS :].startswith(" ") else kept.rstrip()
@@ -131,8 +134,10 @@ def _parsed(name: str, text: str, kind: type[dict[str, Any]] | type[list[Any]]) 
     try:
         value = json.loads(text) if text else kind()
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{name} is not JSON; send what json.dumps writes.", reason="NOT_JSON") from error
+        raise InvalidArgument(
+            f"{name} is not JSON; send what json.dumps writes.", reason="NOT_JSON", field=f"chat.{name}"
+        ) from error
     if not isinstance(value, kind):
         wanted = "an object" if kind is dict else "a list"
-        raise InvalidArgument(f"{name} must be {wanted} in JSON.", reason="NOT_JSON")
+        raise InvalidArgument(f"{name} must be {wanted} in JSON.", reason="NOT_JSON", field=f"chat.{name}")
     return value

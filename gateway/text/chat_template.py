@@ -75,7 +75,9 @@ class ChatTemplate:
         refuses or that become too long. Takes time: not for the event loop.
         """
         if not messages:
-            raise InvalidArgument("The conversation is empty; send at least one message.", reason="EMPTY_PROMPT")
+            raise InvalidArgument(
+                "The conversation is empty; send at least one message.", reason="EMPTY_PROMPT", field="chat.messages"
+            )
         variables = dict(variables or {})
         source = self.source(tools=bool(tools), name=variables.pop(NAMED, None))
         unfinished, begins = variables.pop(CONTINUE, None), variables.pop(GENERATE, None)
@@ -115,6 +117,7 @@ class ChatTemplate:
             raise InvalidArgument(
                 f"The model's chat template does not take this conversation: {error}. Change its messages.",
                 reason="CHAT_REFUSED",
+                field="chat.messages",
             ) from error
         finally:
             _steps.reset(token)

@@ -75,6 +75,7 @@ class _Breaker:
             raise InvalidArgument(
                 "A message holds a control token of the model in another way of writing; leave it out.",
                 reason="CONTROL_TOKEN",
+                field="chat.messages",
             )
         return text
 

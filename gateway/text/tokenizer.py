@@ -43,8 +43,11 @@ class Tokenizer:
         max_bytes: int,
         chat_template: ChatTemplateSource | None = None,
         work: TenantWork | None = None,
+        special_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        """`work`: None does everything on the event loop, for callers with a single client."""
+        """`work`: None does everything on the event loop, for callers with a single client. `special_tokens`: by the
+        names that the model's configuration has for them."""
+        self.special_tokens = special_tokens or {}
         self.encoding = TextEncoding(encoder, max_bytes, chat_template)
         self.work = work
         self._max_bytes = max_bytes

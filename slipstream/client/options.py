@@ -12,7 +12,7 @@ from slipstream.tokenizer.structured_output import FORMATS, StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2
 
 REQUEST_FIELDS = (
-    *("model", "max_tokens", "stop_token_ids", "ignore_eos", "workload", "cache_salt", "priority"),
+    *("model", "max_tokens", "stop_token_ids", "bad_words", "ignore_eos", "workload", "cache_salt", "priority"),
     "mixed_arithmetic",
 )
 """Options with the name and type of a field of the request; so are the next of a part of it, and those of
@@ -38,6 +38,8 @@ class GenerateOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int] | None
     """The output has these tokens alone; without an end-of-text token among them it ends by its length or a stop
     string."""
+    bad_words: Sequence[str] | None
+    """Words that the output does not have, at its beginning and behind a space."""
     seed: int | None
     """Requests of one seed get one text; without one the server draws it."""
     acceptance: str

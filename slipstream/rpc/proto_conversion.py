@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from slipstream.errors import (
     FIELD_INVALID,
+    FIELDS_CONFLICT,
     VALUE_UNKNOWN,
     InvalidArgument,
     SlipstreamError,
@@ -21,7 +22,7 @@ from slipstream.speculation.sampling_params import (
     current_rule,
 )
 from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.v1 import types_pb2
+from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 
 MAX_FAILURE_CHARACTERS = 1024
 MAX_ID_CHARACTERS = 64
@@ -50,7 +51,12 @@ MAX_PROMPT_LOGPROBS = 1 << 15
 SAMPLING_FIELDS = tuple(types_pb2.SamplingOptions.DESCRIPTOR.fields_by_name)
 """All parameters; `SamplingParams` has attributes of these names."""
 _TOKEN_FIELDS = tuple(field.name for field in types_pb2.SamplingOptions.DESCRIPTOR.fields if field.is_repeated)
-"""Those that name tokens: maps by token id, and lists."""
+"""Those that name tokens: maps by token id, lists, and lists of sequences."""
+_SEQUENCES = tuple(
+    field.name
+    for field in types_pb2.SamplingOptions.DESCRIPTOR.fields
+    if field.message_type is types_pb2.TokenIds.DESCRIPTOR
+)
 
 
 def microseconds(seconds: float) -> int:
@@ -63,6 +69,8 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingOptions:
     that."""
     values = {name: getattr(sampling, name) for name in SAMPLING_FIELDS}
     values["acceptance"] = _RULES[sampling.acceptance]
+    for name in _SEQUENCES:
+        values[name] = [types_pb2.TokenIds(token_ids=each) for each in values[name]]
     return types_pb2.SamplingOptions(
         **{name: value for name, value in values.items() if value or name in ("temperature", "seed")}
     )
@@ -89,18 +97,29 @@ def _sampling(message: types_pb2.SamplingOptions, given: dict[str, Any]) -> Samp
 
 
 def _copied(tokens: Any) -> Any:
-    return dict(tokens) if isinstance(tokens, Mapping) else tuple(tokens)
+    if isinstance(tokens, Mapping):
+        return dict(tokens)
+    return tuple(tuple(each.token_ids) if isinstance(each, types_pb2.TokenIds) else each for each in tokens)
 
 
 def check_sizes(message: types_pb2.SamplingOptions) -> None:
     """Raises InvalidArgument for more tokens than a field may name. Call it before they are copied."""
     for name in _TOKEN_FIELDS:
-        check_named_tokens(name, len(getattr(message, name)))
+        named = getattr(message, name)
+        check_named_tokens(name, len(named))  # first: a message has room for a million sequences without tokens
+        if name in _SEQUENCES:
+            check_named_tokens(name, sum(len(each.token_ids) for each in named))
 
 
 def highest_tokens(message: types_pb2.SamplingOptions) -> dict[str, int]:
     """The highest token id in each field that names any."""
-    return {name: max(getattr(message, name)) for name in _TOKEN_FIELDS if getattr(message, name)}
+    return {name: highest for name in _TOKEN_FIELDS if (highest := _highest(name, getattr(message, name))) is not None}
+
+
+def _highest(name: str, tokens: Any) -> int | None:
+    if name in _SEQUENCES:
+        tokens = [token for each in tokens for token in each.token_ids]
+    return max(tokens, default=None)
 
 
 def rule_name(rule: types_pb2.AcceptanceRule) -> str:
@@ -166,6 +185,33 @@ def check_prompt_logprobs(top: int, prompt: int) -> None:
             reason="PROMPT_LOGPROBS",
             field="prompt_logprobs",
             numbers={"numbers": prompt * (1 + top), "limit": MAX_PROMPT_LOGPROBS},
+        )
+
+
+def check_reasoning_limit(request: gateway_pb2.GenerateRequest | verifier_pb2.DecodeOpen) -> None:
+    """Raises InvalidArgument for one mark that begins and ends reasoning, and beside a structured output, which says
+    itself what may stand before it."""
+    if not request.HasField("reasoning_limit"):
+        return
+    limit = request.reasoning_limit
+    if limit.begin_token_id == limit.end_token_id:
+        raise InvalidArgument(
+            "reasoning_limit has one token as both marks; name the two that the model writes.",
+            reason=FIELD_INVALID,
+            field="reasoning_limit",
+        )
+    allowed = request.sampling.allowed_token_ids
+    if allowed and limit.end_token_id not in allowed:
+        raise InvalidArgument(
+            "allowed_token_ids does not have the token that ends reasoning; allow it, or leave reasoning_limit out.",
+            reason=FIELDS_CONFLICT,
+            field="reasoning_limit",
+        )
+    if request.HasField("structured_output"):
+        raise InvalidArgument(
+            "reasoning_limit and a structured output exclude each other; leave one out.",
+            reason=FIELDS_CONFLICT,
+            field="reasoning_limit",
         )
 
 

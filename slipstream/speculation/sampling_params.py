@@ -54,6 +54,9 @@ class SamplingParams:
     """One of ACCEPTANCE_RULES; a name in DEPRECATED_RULES is replaced."""
     allowed_token_ids: tuple[int, ...] = ()
     """The output has these tokens alone; empty: all."""
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences that the output does not have: the last token of one cannot follow the others. The prompt does not
+    count."""
 
     def __post_init__(self) -> None:
         if self.temperature != 0.0:
@@ -70,6 +73,13 @@ class SamplingParams:
         object.__setattr__(self, "acceptance", current_rule(self.acceptance))
         for name in ("logit_bias", "allowed_token_ids"):
             check_named_tokens(name, len(getattr(self, name)))
+        check_named_tokens("bad_words_ids", sum(max(1, len(each)) for each in self.bad_words_ids))
+        if not all(self.bad_words_ids):
+            raise InvalidArgument(
+                "bad_words_ids holds a sequence without tokens; leave it out.",
+                reason="NO_TOKENS",
+                field="sampling.bad_words_ids",
+            )
         for token, bias in self.logit_bias.items():
             _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -117,21 +127,29 @@ class SamplingParams:
             allowed_token_ids=tuple(token for token in self.allowed_token_ids if token < vocabulary),
         )
 
-    def check_allowed(self, stop_token_ids: Collection[int], *, structured: bool, least: bool) -> None:
-        """Raises InvalidArgument where no token might be left that the output may go on with. `structured`: it is held
-        to a format. `least`: no stop token is allowed at its beginning."""
-        if structured and self.allowed_token_ids:
+    def check_allowed(self, stop_token_ids: Collection[int], vocabulary: int, *, structured: bool, least: bool) -> None:
+        """Raises InvalidArgument where no token of so many might be left that the output may go on with. `structured`:
+        it is held to a format. `least`: no stop token is allowed at its beginning."""
+        for name in ("allowed_token_ids", "bad_words_ids"):
+            if structured and getattr(self, name):
+                raise InvalidArgument(
+                    f"{name.removesuffix('_ids')} and a structured output exclude each other; send one.",
+                    reason=FIELDS_CONFLICT,
+                    field=f"sampling.{name}",
+                )
+        barred = {word[-1] for word in self.bad_words_ids} | (set(stop_token_ids) if least else set())
+        if self.allowed_token_ids and barred.issuperset(self.allowed_token_ids):
             raise InvalidArgument(
-                "allowed_token_ids and a structured output exclude each other; send one.",
+                "allowed_token_ids names tokens alone that bad words end with, or stop tokens, which min_tokens "
+                "forbids; allow another token.",
                 reason=FIELDS_CONFLICT,
                 field="sampling.allowed_token_ids",
             )
-        if least and self.allowed_token_ids and set(self.allowed_token_ids) <= set(stop_token_ids):
+        if len(barred) >= vocabulary:
             raise InvalidArgument(
-                "allowed_token_ids names stop tokens alone, which min_tokens forbids; allow another token, or leave "
-                "min_tokens out.",
+                "bad_words_ids leaves no token that the output may have; name fewer.",
                 reason=FIELDS_CONFLICT,
-                field="sampling.allowed_token_ids",
+                field="sampling.bad_words_ids",
             )
 
 

@@ -59,6 +59,7 @@ class ChatTemplateSource:
                 f"The model has chat templates named {', '.join(sorted(self.templates))}; chat_template names one of "
                 "them, and takes no source.",
                 reason="CHAT_TEMPLATE_UNKNOWN",
+                field="chat_template",
             )
         return self.templates[name]
 
@@ -73,10 +74,7 @@ def load_chat_template(name: str, given: str = "") -> ChatTemplateSource | None:
     additional_chat_templates/NAME.jinja, else those in tokenizer_config.json. `given`: a file, or else the name of one
     of the model's or of a shipped one, that serves in place of them all. None for a model without one. Raises NotFound
     for a `given` that is none of these, FailedPrecondition for a broken configuration."""
-    try:
-        config = read_json(tokenizer_file(name, "tokenizer_config.json"))
-    except NotFound:
-        config = {}
+    config = _config(name)
     templates, tokens = _own_templates(name, config), _special_tokens(name, config)
     if not given:
         return ChatTemplateSource(templates, tokens) if templates else None
@@ -85,6 +83,19 @@ def load_chat_template(name: str, given: str = "") -> ChatTemplateSource | None:
     if given in templates:
         return ChatTemplateSource({"default": templates[given]}, tokens)
     return shipped_template(given, tokens, also=templates)
+
+
+def load_special_tokens(name: str) -> Mapping[str, str]:
+    """The special tokens of a model's folder or hub repository by their names in its configuration. Raises
+    FailedPrecondition for a broken one."""
+    return _special_tokens(name, _config(name))
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    try:
+        return read_json(tokenizer_file(name, "tokenizer_config.json"))
+    except NotFound:
+        return {}
 
 
 def shipped_template(

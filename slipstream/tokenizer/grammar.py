@@ -179,7 +179,9 @@ class Grammar:
         self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
         if self._matcher.is_error():
             message = _shortened(self._matcher.get_error())
-            raise InvalidArgument(f"structured_output cannot be read: {message}.", reason=BAD_GRAMMAR)
+            raise InvalidArgument(
+                f"structured_output cannot be read: {message}.", reason=BAD_GRAMMAR, field="structured_output"
+            )
         self._matcher.compute_bitmask()  # cursors are copies and keep the result
         if self._matcher.is_error():
             raise FailedPrecondition(
@@ -326,6 +328,7 @@ def _source(structure: StructuredOutput) -> str:
             raise InvalidArgument(
                 "the grammar is in GBNF (`root ::= ...`); write it in Lark's notation, which begins `start: ...`.",
                 reason=BAD_GRAMMAR,
+                field="structured_output",
             )
         return json.dumps({"grammars": [{"lark_grammar": structure.text}]})
     return LLMatcher.grammar_from_json_schema(structure.schema)

@@ -39,12 +39,16 @@ class StructuredOutput:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise InvalidArgument(
-                f"structured output {self.format!r} is unknown; choose one of {FORMATS}.", reason=VALUE_UNKNOWN
+                f"structured output {self.format!r} is unknown; choose one of {FORMATS}.",
+                reason=VALUE_UNKNOWN,
+                field="structured_output",
             )
         size = len(self.text.encode())
         if size > MAX_BYTES:
             raise InvalidArgument(
-                f"{self.format} has {size} bytes; send at most {MAX_BYTES}.", reason="GRAMMAR_TOO_LONG"
+                f"{self.format} has {size} bytes; send at most {MAX_BYTES}.",
+                reason="GRAMMAR_TOO_LONG",
+                field="structured_output",
             )
 
     @property
@@ -57,7 +61,9 @@ class StructuredOutput:
             schema = {"type": "object"} if self.format == "json_object" else without_annotations(json.loads(self.text))
             return json.dumps({OPTIONS_KEY: JSON_OPTIONS, **schema} if isinstance(schema, dict) else schema)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"json_schema is not JSON: {error}.", reason=BAD_GRAMMAR) from error
+            raise InvalidArgument(
+                f"json_schema is not JSON: {error}.", reason=BAD_GRAMMAR, field="structured_output"
+            ) from error
 
 
 def whitespace_options(pattern: str) -> dict[str, Any]:
@@ -68,7 +74,9 @@ def whitespace_options(pattern: str) -> dict[str, Any]:
 def choice_grammar(texts: list[str]) -> str:
     """The grammar of one of these texts. Raises InvalidArgument without any, and for an empty one."""
     if not texts or not all(texts):
-        raise InvalidArgument("choice holds one text at least, and none of them is empty.", reason=BAD_GRAMMAR)
+        raise InvalidArgument(
+            "choice holds one text at least, and none of them is empty.", reason=BAD_GRAMMAR, field="structured_output"
+        )
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 

@@ -7,6 +7,8 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 from slipstream.v1.types_pb2 import SessionKey as SessionKey
 from slipstream.v1.types_pb2 import Prefix as Prefix
 from slipstream.v1.types_pb2 import SamplingOptions as SamplingOptions
+from slipstream.v1.types_pb2 import TokenIds as TokenIds
+from slipstream.v1.types_pb2 import ReasoningLimit as ReasoningLimit
 from slipstream.v1.types_pb2 import StructuredOutput as StructuredOutput
 from slipstream.v1.types_pb2 import TokenLogprobs as TokenLogprobs
 from slipstream.v1.types_pb2 import Distribution as Distribution
@@ -47,7 +49,7 @@ ROLE_DRAFTER: _types_pb2.Role
 ROLE_VERIFIER: _types_pb2.Role
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic", "prompt_logprobs", "shown_special_token_ids")
+    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic", "prompt_logprobs", "shown_special_token_ids", "bad_words", "reasoning_limit")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -70,9 +72,11 @@ class GenerateRequest(_message.Message):
     MIXED_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SHOWN_SPECIAL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_LIMIT_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
-    prompt_token_ids: TokenIds
+    prompt_token_ids: _types_pb2.TokenIds
     chat: Chat
     sampling: _types_pb2.SamplingOptions
     max_tokens: int
@@ -92,7 +96,9 @@ class GenerateRequest(_message.Message):
     mixed_arithmetic: bool
     prompt_logprobs: int
     shown_special_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., shown_special_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    reasoning_limit: _types_pb2.ReasoningLimit
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., shown_special_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., reasoning_limit: _Optional[_Union[_types_pb2.ReasoningLimit, _Mapping]] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
     __slots__ = ("owner", "revision", "vocabulary_fingerprint", "edited_tokens", "arithmetics", "response", "moves", "follows_prompt")
@@ -127,8 +133,8 @@ class Prediction(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     text: str
-    token_ids: TokenIds
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+    token_ids: _types_pb2.TokenIds
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "tools_json", "template_variables_json")
@@ -149,12 +155,6 @@ class ChatMessage(_message.Message):
     content: str
     fields_json: str
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
-
-class TokenIds(_message.Message):
-    __slots__ = ("token_ids",)
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
     __slots__ = ("disabled", "max_draft_tokens", "drafters", "rounds")
@@ -381,11 +381,11 @@ class RollbackRequest(_message.Message):
     session_id: str
     output_tokens: int
     text: str
-    token_ids: TokenIds
+    token_ids: _types_pb2.TokenIds
     seed: int
     max_tokens: int
     branch: bool
-    def __init__(self, session_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branch: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., output_tokens: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branch: _Optional[bool] = ...) -> None: ...
 
 class RollbackResponse(_message.Message):
     __slots__ = ("key", "output_tokens", "revision")

@@ -26,7 +26,7 @@ from slipstream.v1 import types_pb2 as slipstream_dot_v1_dot_types__pb2
 
 from slipstream.v1.types_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cslipstream/v1/verifier.proto\x12\rslipstream.v1\x1a\x19slipstream/v1/types.proto\"?\n\rDecodeRequest\x12.\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1c.slipstream.v1.DecodeCommand\"\x8e\x02\n\rDecodeCommand\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12)\n\x04open\x18\x03 \x01(\x0b\x32\x19.slipstream.v1.DecodeOpenH\x00\x12-\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x1b.slipstream.v1.DecodeAttachH\x00\x12-\n\x06\x63redit\x18\x07 \x01(\x0b\x32\x1b.slipstream.v1.DecodeCreditH\x00\x12+\n\x05\x63lose\x18\x08 \x01(\x0b\x32\x1a.slipstream.v1.DecodeCloseH\x00\x42\t\n\x07\x63ommandJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x06policyR\x08rollback\"\x92\x05\n\nDecodeOpen\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.slipstream.v1.SessionKey\x12%\n\x06prefix\x18\x02 \x01(\x0b\x32\x15.slipstream.v1.Prefix\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.slipstream.v1.SamplingOptions\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12+\n\x06policy\x18\x06 \x01(\x0b\x32\x1b.slipstream.v1.DecodePolicy\x12/\n\x08\x64rafters\x18\x07 \x03(\x0b\x32\x1d.slipstream.v1.DrafterAddress\x12\x0e\n\x06\x63redit\x18\x08 \x01(\r\x12\x1c\n\x14prediction_token_ids\x18\t \x03(\r\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x10\n\x08workload\x18\x0b \x01(\t\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12:\n\x11structured_output\x18\r \x01(\x0b\x32\x1f.slipstream.v1.StructuredOutput\x12\x19\n\x0ctop_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12*\n\x05trace\x18\x0f \x01(\x0b\x32\x1b.slipstream.v1.TraceContext\x12\x12\n\nmin_length\x18\x10 \x01(\r\x12\x15\n\rround_details\x18\x11 \x01(\x08\x12\x12\n\narithmetic\x18\x12 \x01(\t\x12\x0e\n\x06tenant\x18\x13 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x01\x88\x01\x01\x42\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobs\"P\n\x0e\x44rafterAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07trusted\x18\x03 \x01(\x08\x12\x0e\n\x06shadow\x18\x04 \x01(\x08\"?\n\x0c\x44\x65\x63odeAttach\x12/\n\x08\x64rafters\x18\x01 \x03(\x0b\x32\x1d.slipstream.v1.DrafterAddress\"(\n\x0c\x44\x65\x63odePolicy\x12\x18\n\x10max_draft_tokens\x18\x01 \x01(\r\"\x1e\n\x0c\x44\x65\x63odeCredit\x12\x0e\n\x06tokens\x18\x01 \x01(\r\"\x1d\n\x0b\x44\x65\x63odeClose\x12\x0e\n\x06length\x18\x01 \x01(\r\"\x94\x01\n\x0e\x44\x65\x63odeResponse\x12$\n\x06rounds\x18\x01 \x03(\x0b\x32\x14.slipstream.v1.Round\x12\x33\n\x0e\x64rafter_events\x18\x02 \x03(\x0b\x32\x1b.slipstream.v1.DrafterEvent\x12\'\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x19.slipstream.v1.SessionEnd\"\xd3\x04\n\x05Round\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x0f\n\x07wait_us\x18\x07 \x01(\r\x12\x11\n\tverify_us\x18\x08 \x01(\r\x12&\n\x04miss\x18\t \x01(\x0e\x32\x18.slipstream.v1.MissCause\x12\x11\n\tbubble_us\x18\n \x01(\r\x12-\n\x08\x64rafters\x18\x0b \x03(\x0b\x32\x1b.slipstream.v1.DrafterShare\x12.\n\x08logprobs\x18\x0c \x03(\x0b\x32\x1c.slipstream.v1.TokenLogprobs\x12\x1c\n\x0f\x65nded_unix_nano\x18\r \x01(\x06H\x00\x88\x01\x01\x12\x0f\n\x07\x63ost_us\x18\x10 \x01(\r\x12+\n\x07shadows\x18\x11 \x03(\x0b\x32\x1a.slipstream.v1.ShadowScore\x12\x15\n\rcached_tokens\x18\x12 \x01(\r\x12\r\n\x05\x62onus\x18\x13 \x01(\x08\x12(\n\x06\x64rafts\x18\x14 \x03(\x0b\x32\x18.slipstream.v1.DraftSpan\x12*\n\x06traced\x18\x15 \x01(\x0e\x32\x1a.slipstream.v1.RoundReason\x12\x35\n\x0fprompt_logprobs\x18\x16 \x03(\x0b\x32\x1c.slipstream.v1.TokenLogprobsB\x12\n\x10_ended_unix_nano\"A\n\x0bShadowScore\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\"h\n\x0c\x44rafterEvent\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.slipstream.v1.Failure\"\x82\x01\n\nSessionEnd\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.slipstream.v1.FinishReason\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.slipstream.v1.Failure*\xa8\x01\n\tMissCause\x12\x1a\n\x16MISS_CAUSE_UNSPECIFIED\x10\x00\x12\x19\n\x15MISS_CAUSE_NO_DRAFTER\x10\x01\x12\x16\n\x12MISS_CAUSE_OPENING\x10\x02\x12\x17\n\x13MISS_CAUSE_DIVERGED\x10\x03\x12\x18\n\x14MISS_CAUSE_EXHAUSTED\x10\x04\x12\x19\n\x15MISS_CAUSE_NOT_WANTED\x10\x05\x32\\\n\x0fVerifierService\x12I\n\x06\x44\x65\x63ode\x12\x1c.slipstream.v1.DecodeRequest\x1a\x1d.slipstream.v1.DecodeResponse(\x01\x30\x01\x42\x43\n\rslipstream.v1P\x01Z\x1aslipstream/v1;slipstreamv1\xa2\x02\x03SLV\xaa\x02\rSlipstream.V1P\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cslipstream/v1/verifier.proto\x12\rslipstream.v1\x1a\x19slipstream/v1/types.proto\"?\n\rDecodeRequest\x12.\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1c.slipstream.v1.DecodeCommand\"\x8e\x02\n\rDecodeCommand\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12)\n\x04open\x18\x03 \x01(\x0b\x32\x19.slipstream.v1.DecodeOpenH\x00\x12-\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x1b.slipstream.v1.DecodeAttachH\x00\x12-\n\x06\x63redit\x18\x07 \x01(\x0b\x32\x1b.slipstream.v1.DecodeCreditH\x00\x12+\n\x05\x63lose\x18\x08 \x01(\x0b\x32\x1a.slipstream.v1.DecodeCloseH\x00\x42\t\n\x07\x63ommandJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x06policyR\x08rollback\"\xca\x05\n\nDecodeOpen\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.slipstream.v1.SessionKey\x12%\n\x06prefix\x18\x02 \x01(\x0b\x32\x15.slipstream.v1.Prefix\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.slipstream.v1.SamplingOptions\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12+\n\x06policy\x18\x06 \x01(\x0b\x32\x1b.slipstream.v1.DecodePolicy\x12/\n\x08\x64rafters\x18\x07 \x03(\x0b\x32\x1d.slipstream.v1.DrafterAddress\x12\x0e\n\x06\x63redit\x18\x08 \x01(\r\x12\x1c\n\x14prediction_token_ids\x18\t \x03(\r\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x10\n\x08workload\x18\x0b \x01(\t\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12:\n\x11structured_output\x18\r \x01(\x0b\x32\x1f.slipstream.v1.StructuredOutput\x12\x19\n\x0ctop_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12*\n\x05trace\x18\x0f \x01(\x0b\x32\x1b.slipstream.v1.TraceContext\x12\x12\n\nmin_length\x18\x10 \x01(\r\x12\x15\n\rround_details\x18\x11 \x01(\x08\x12\x12\n\narithmetic\x18\x12 \x01(\t\x12\x0e\n\x06tenant\x18\x13 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x01\x88\x01\x01\x12\x36\n\x0freasoning_limit\x18\x15 \x01(\x0b\x32\x1d.slipstream.v1.ReasoningLimitB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobs\"P\n\x0e\x44rafterAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07trusted\x18\x03 \x01(\x08\x12\x0e\n\x06shadow\x18\x04 \x01(\x08\"?\n\x0c\x44\x65\x63odeAttach\x12/\n\x08\x64rafters\x18\x01 \x03(\x0b\x32\x1d.slipstream.v1.DrafterAddress\"(\n\x0c\x44\x65\x63odePolicy\x12\x18\n\x10max_draft_tokens\x18\x01 \x01(\r\"\x1e\n\x0c\x44\x65\x63odeCredit\x12\x0e\n\x06tokens\x18\x01 \x01(\r\"\x1d\n\x0b\x44\x65\x63odeClose\x12\x0e\n\x06length\x18\x01 \x01(\r\"\x94\x01\n\x0e\x44\x65\x63odeResponse\x12$\n\x06rounds\x18\x01 \x03(\x0b\x32\x14.slipstream.v1.Round\x12\x33\n\x0e\x64rafter_events\x18\x02 \x03(\x0b\x32\x1b.slipstream.v1.DrafterEvent\x12\'\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x19.slipstream.v1.SessionEnd\"\xd3\x04\n\x05Round\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x0f\n\x07wait_us\x18\x07 \x01(\r\x12\x11\n\tverify_us\x18\x08 \x01(\r\x12&\n\x04miss\x18\t \x01(\x0e\x32\x18.slipstream.v1.MissCause\x12\x11\n\tbubble_us\x18\n \x01(\r\x12-\n\x08\x64rafters\x18\x0b \x03(\x0b\x32\x1b.slipstream.v1.DrafterShare\x12.\n\x08logprobs\x18\x0c \x03(\x0b\x32\x1c.slipstream.v1.TokenLogprobs\x12\x1c\n\x0f\x65nded_unix_nano\x18\r \x01(\x06H\x00\x88\x01\x01\x12\x0f\n\x07\x63ost_us\x18\x10 \x01(\r\x12+\n\x07shadows\x18\x11 \x03(\x0b\x32\x1a.slipstream.v1.ShadowScore\x12\x15\n\rcached_tokens\x18\x12 \x01(\r\x12\r\n\x05\x62onus\x18\x13 \x01(\x08\x12(\n\x06\x64rafts\x18\x14 \x03(\x0b\x32\x18.slipstream.v1.DraftSpan\x12*\n\x06traced\x18\x15 \x01(\x0e\x32\x1a.slipstream.v1.RoundReason\x12\x35\n\x0fprompt_logprobs\x18\x16 \x03(\x0b\x32\x1c.slipstream.v1.TokenLogprobsB\x12\n\x10_ended_unix_nano\"A\n\x0bShadowScore\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\"h\n\x0c\x44rafterEvent\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.slipstream.v1.Failure\"\x82\x01\n\nSessionEnd\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.slipstream.v1.FinishReason\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.slipstream.v1.Failure*\xa8\x01\n\tMissCause\x12\x1a\n\x16MISS_CAUSE_UNSPECIFIED\x10\x00\x12\x19\n\x15MISS_CAUSE_NO_DRAFTER\x10\x01\x12\x16\n\x12MISS_CAUSE_OPENING\x10\x02\x12\x17\n\x13MISS_CAUSE_DIVERGED\x10\x03\x12\x18\n\x14MISS_CAUSE_EXHAUSTED\x10\x04\x12\x19\n\x15MISS_CAUSE_NOT_WANTED\x10\x05\x32\\\n\x0fVerifierService\x12I\n\x06\x44\x65\x63ode\x12\x1c.slipstream.v1.DecodeRequest\x1a\x1d.slipstream.v1.DecodeResponse(\x01\x30\x01\x42\x43\n\rslipstream.v1P\x01Z\x1aslipstream/v1;slipstreamv1\xa2\x02\x03SLV\xaa\x02\rSlipstream.V1P\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,34 +34,34 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slipstream.v1.verifier_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rslipstream.v1P\001Z\032slipstream/v1;slipstreamv1\242\002\003SLV\252\002\rSlipstream.V1'
-  _globals['_MISSCAUSE']._serialized_start=2381
-  _globals['_MISSCAUSE']._serialized_end=2549
+  _globals['_MISSCAUSE']._serialized_start=2437
+  _globals['_MISSCAUSE']._serialized_end=2605
   _globals['_DECODEREQUEST']._serialized_start=74
   _globals['_DECODEREQUEST']._serialized_end=137
   _globals['_DECODECOMMAND']._serialized_start=140
   _globals['_DECODECOMMAND']._serialized_end=410
   _globals['_DECODEOPEN']._serialized_start=413
-  _globals['_DECODEOPEN']._serialized_end=1071
-  _globals['_DRAFTERADDRESS']._serialized_start=1073
-  _globals['_DRAFTERADDRESS']._serialized_end=1153
-  _globals['_DECODEATTACH']._serialized_start=1155
-  _globals['_DECODEATTACH']._serialized_end=1218
-  _globals['_DECODEPOLICY']._serialized_start=1220
-  _globals['_DECODEPOLICY']._serialized_end=1260
-  _globals['_DECODECREDIT']._serialized_start=1262
-  _globals['_DECODECREDIT']._serialized_end=1292
-  _globals['_DECODECLOSE']._serialized_start=1294
-  _globals['_DECODECLOSE']._serialized_end=1323
-  _globals['_DECODERESPONSE']._serialized_start=1326
-  _globals['_DECODERESPONSE']._serialized_end=1474
-  _globals['_ROUND']._serialized_start=1477
-  _globals['_ROUND']._serialized_end=2072
-  _globals['_SHADOWSCORE']._serialized_start=2074
-  _globals['_SHADOWSCORE']._serialized_end=2139
-  _globals['_DRAFTEREVENT']._serialized_start=2141
-  _globals['_DRAFTEREVENT']._serialized_end=2245
-  _globals['_SESSIONEND']._serialized_start=2248
-  _globals['_SESSIONEND']._serialized_end=2378
-  _globals['_VERIFIERSERVICE']._serialized_start=2551
-  _globals['_VERIFIERSERVICE']._serialized_end=2643
+  _globals['_DECODEOPEN']._serialized_end=1127
+  _globals['_DRAFTERADDRESS']._serialized_start=1129
+  _globals['_DRAFTERADDRESS']._serialized_end=1209
+  _globals['_DECODEATTACH']._serialized_start=1211
+  _globals['_DECODEATTACH']._serialized_end=1274
+  _globals['_DECODEPOLICY']._serialized_start=1276
+  _globals['_DECODEPOLICY']._serialized_end=1316
+  _globals['_DECODECREDIT']._serialized_start=1318
+  _globals['_DECODECREDIT']._serialized_end=1348
+  _globals['_DECODECLOSE']._serialized_start=1350
+  _globals['_DECODECLOSE']._serialized_end=1379
+  _globals['_DECODERESPONSE']._serialized_start=1382
+  _globals['_DECODERESPONSE']._serialized_end=1530
+  _globals['_ROUND']._serialized_start=1533
+  _globals['_ROUND']._serialized_end=2128
+  _globals['_SHADOWSCORE']._serialized_start=2130
+  _globals['_SHADOWSCORE']._serialized_end=2195
+  _globals['_DRAFTEREVENT']._serialized_start=2197
+  _globals['_DRAFTEREVENT']._serialized_end=2301
+  _globals['_SESSIONEND']._serialized_start=2304
+  _globals['_SESSIONEND']._serialized_end=2434
+  _globals['_VERIFIERSERVICE']._serialized_start=2607
+  _globals['_VERIFIERSERVICE']._serialized_end=2699
 # @@protoc_insertion_point(module_scope)

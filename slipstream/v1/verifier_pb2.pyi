@@ -8,6 +8,8 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 from slipstream.v1.types_pb2 import SessionKey as SessionKey
 from slipstream.v1.types_pb2 import Prefix as Prefix
 from slipstream.v1.types_pb2 import SamplingOptions as SamplingOptions
+from slipstream.v1.types_pb2 import TokenIds as TokenIds
+from slipstream.v1.types_pb2 import ReasoningLimit as ReasoningLimit
 from slipstream.v1.types_pb2 import StructuredOutput as StructuredOutput
 from slipstream.v1.types_pb2 import TokenLogprobs as TokenLogprobs
 from slipstream.v1.types_pb2 import Distribution as Distribution
@@ -85,7 +87,7 @@ class DecodeCommand(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[DecodeOpen, _Mapping]] = ..., attach: _Optional[_Union[DecodeAttach, _Mapping]] = ..., credit: _Optional[_Union[DecodeCredit, _Mapping]] = ..., close: _Optional[_Union[DecodeClose, _Mapping]] = ...) -> None: ...
 
 class DecodeOpen(_message.Message):
-    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace", "min_length", "round_details", "arithmetic", "tenant", "prompt_logprobs")
+    __slots__ = ("key", "prefix", "sampling", "max_length", "stop_token_ids", "policy", "drafters", "credit", "prediction_token_ids", "cache_salt", "workload", "priority", "structured_output", "top_logprobs", "trace", "min_length", "round_details", "arithmetic", "tenant", "prompt_logprobs", "reasoning_limit")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +108,7 @@ class DecodeOpen(_message.Message):
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_LIMIT_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.SessionKey
     prefix: _types_pb2.Prefix
     sampling: _types_pb2.SamplingOptions
@@ -126,7 +129,8 @@ class DecodeOpen(_message.Message):
     arithmetic: str
     tenant: str
     prompt_logprobs: int
-    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., min_length: _Optional[int] = ..., round_details: _Optional[bool] = ..., arithmetic: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    reasoning_limit: _types_pb2.ReasoningLimit
+    def __init__(self, key: _Optional[_Union[_types_pb2.SessionKey, _Mapping]] = ..., prefix: _Optional[_Union[_types_pb2.Prefix, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[_Union[DecodePolicy, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterAddress, _Mapping]]] = ..., credit: _Optional[int] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., workload: _Optional[str] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., min_length: _Optional[int] = ..., round_details: _Optional[bool] = ..., arithmetic: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., reasoning_limit: _Optional[_Union[_types_pb2.ReasoningLimit, _Mapping]] = ...) -> None: ...
 
 class DrafterAddress(_message.Message):
     __slots__ = ("address", "name", "trusted", "shadow")

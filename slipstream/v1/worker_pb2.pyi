@@ -7,6 +7,8 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 from slipstream.v1.types_pb2 import SessionKey as SessionKey
 from slipstream.v1.types_pb2 import Prefix as Prefix
 from slipstream.v1.types_pb2 import SamplingOptions as SamplingOptions
+from slipstream.v1.types_pb2 import TokenIds as TokenIds
+from slipstream.v1.types_pb2 import ReasoningLimit as ReasoningLimit
 from slipstream.v1.types_pb2 import StructuredOutput as StructuredOutput
 from slipstream.v1.types_pb2 import TokenLogprobs as TokenLogprobs
 from slipstream.v1.types_pb2 import Distribution as Distribution

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.environments import ROOT
+from tests.clients.environments import CLIENTS, ROOT, SHORT
 
 REQUIRED = "CLIENTS_REQUIRED"
-"""Set to 1 by `make test-clients`: environments are made and every client runs. Else all are left out, visibly."""
+"""Set to 1 by `make test-clients`: environments are made and clients run. Else all are left out, visibly."""
+CHOSEN = "CLIENTS"
+"""Names of the clients that run then, with spaces between; `short`: those of CI's short form; empty: all."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,25 @@ class Served:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get(REQUIRED) == "1":
-        return
+    chosen = chosen_clients(os.environ.get(CHOSEN, ""))
     left_out = pytest.mark.skip(reason=f"{REQUIRED} is not set; `make test-clients` runs these")
     for item in items:
-        if Path(__file__).parent in item.path.parents and "environment" in item.fixturenames:
+        if Path(__file__).parent not in item.path.parents or "environment" not in item.fixturenames:
+            continue
+        assert isinstance(item, pytest.Function)
+        client = next(iter(item.callspec.params.values()))
+        if os.environ.get(REQUIRED) != "1":
             item.add_marker(left_out)
+        elif client not in chosen:
+            item.add_marker(pytest.mark.skip(reason=f"{CHOSEN} does not name {client}"))
+
+
+def chosen_clients(named: str) -> set[str]:
+    """Raises UsageError for a name that no client has: it would run nothing, and pass."""
+    names = set(SHORT if named == "short" else named.split() or CLIENTS)
+    if unknown := names - set(CLIENTS):
+        raise pytest.UsageError(f"{CHOSEN} names {sorted(unknown)}; there are {', '.join(CLIENTS)}")
+    return names
 
 
 @pytest.fixture(scope="session")

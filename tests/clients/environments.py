@@ -41,6 +41,11 @@ NPM: Mapping[str, Mapping[str, str]] = {
         "zod": "4.6.7",
     }
 }
+LANGUAGES = ("go", "rust", "java")
+"""Clients of the protos, in `examples/`."""
+CLIENTS = (*PYTHON, *NPM, *LANGUAGES)
+SHORT = ("openai", "anthropic", "langchain", "vercel-ai", "lm-eval")
+"""What CI runs for every change: most applications stand on these."""
 GO_PLUGINS = (
     "google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.9",
     "google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1",
@@ -67,7 +72,7 @@ def python(name: str) -> Environment:
 
     def make() -> None:
         _run([sys.executable, "-m", "venv", str(folder)])
-        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "-q", *PYTHON[name]])
+        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--no-compile", *PYTHON[name]])
 
     _made(folder, PYTHON[name], make)
     program = PROGRAMS / f"{name.replace('-', '_')}_client.py"

@@ -11,17 +11,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.clients import environments
-from tests.clients.conftest import Served
+from tests.clients.conftest import Served, chosen_clients
 from tests.clients.environments import Environment
 
 EXPECTED: dict[str, str] = {
-    "openai": "models completion logprobs echo chat stream schema responses background items error",
+    "openai": "models completion logprobs echo words chat stream schema functions responses background items error",
     "anthropic": "models message stream schema count error",
     "langchain": "chat stream structured completion anthropic",
     "litellm": "chat stream text responses anthropic error",
     "instructor": "schema",
     "pydantic-ai": "text stream output responses anthropic",
-    "lm-eval": "loglikelihood",
+    "lm-eval": "loglikelihood remote",
     "vercel-ai": "text stream object responses anthropic error",
 }
 """What each client's program does, in order."""
@@ -42,9 +42,17 @@ def environment() -> Callable[[str], Environment]:
 def test_every_client_has_an_environment_with_versions_of_its_own() -> None:
     assert set(EXPECTED) == set(environments.PYTHON) | set(environments.NPM)
     assert all("==" in package for packages in environments.PYTHON.values() for package in packages)
+    assert set(environments.SHORT) <= set(EXPECTED)
     for name in EXPECTED:
         stem = name.replace("-", "_")
         assert len(list(environments.PROGRAMS.glob(f"{stem}_client.*"))) == 1
+
+
+def test_clients_that_are_chosen_have_names() -> None:
+    assert chosen_clients("") == set(environments.CLIENTS) > chosen_clients("short") == set(environments.SHORT)
+    assert chosen_clients("go openai") == {"go", "openai"}
+    with pytest.raises(pytest.UsageError, match="opnai"):
+        chosen_clients("opnai")
 
 
 @pytest.mark.slow
@@ -60,7 +68,7 @@ def test_a_client_of_the_http_api_does_all_of_it(
 
 @pytest.mark.slow
 @pytest.mark.timeout(environments.BUILD_S + environments.RUN_S)
-@pytest.mark.parametrize("language", ["go", "rust", "java"])
+@pytest.mark.parametrize("language", environments.LANGUAGES)
 def test_a_client_of_the_protos_generates_resumes_and_reads_an_error(
     language: str, environment: object, served: Served
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -80,6 +80,29 @@ async def test_every_processor_is_exact_under_speculation(server: str) -> None:
     ]
     expected = tokens(await run_load(server, requests, 4))
     assert all(set(text) <= set(ALLOWED) for text in expected[len(options) - 1 :: len(options)])
+    for each in requests:
+        each.speculation.disabled = False
+    await accepting(server, requests, expected)
+
+
+async def test_bad_words_are_exact_under_speculation(server: str) -> None:
+    """Every fourth pair of the free texts is a bad word."""
+    requests = [
+        gateway_pb2.GenerateRequest(
+            prompt=prompt,
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            sampling=gateway_pb2.SamplingOptions(temperature=temperature, seed=7),
+            speculation=gateway_pb2.SpeculationOptions(disabled=True),
+        )
+        for prompt, temperature in product(held_out(2, seed=3), (0.0, 0.9))
+    ]
+    free = tokens(await run_load(server, requests, 4))
+    bad = {pair for text in free for pair in [*pairwise(text)][::4]}
+    for each in requests:
+        each.sampling.bad_words_ids.extend(gateway_pb2.TokenIds(token_ids=pair) for pair in sorted(bad))
+    expected = tokens(await run_load(server, requests, 4))
+    assert not any(bad & {*pairwise(text)} for text in expected)
     for each in requests:
         each.speculation.disabled = False
     await accepting(server, requests, expected)

@@ -6,6 +6,7 @@ from typing import Any
 
 import anthropic
 import openai
+import pytest
 
 from benchmarks.prompts import held_out
 from slipstream.client.client import complete
@@ -80,3 +81,20 @@ async def test_what_comes_with_a_text_ends_where_a_stop_string_ends_it(servers: 
                 found.append(("".join(chunk.text for chunk in chunks), ids, names))
             assert all(each == found[0] for each in found) and found[0][0] == text[: text.index(asked["stop"])]
             assert len(found[0][1]) == len(found[0][2]) >= 1
+
+
+async def test_a_response_that_is_read_again_has_its_log_probabilities_computed_again(servers: tuple[str, str]) -> None:
+    include: Any = ["message.output_text.logprobs"]
+    async with openai.AsyncOpenAI(base_url=f"http://{servers[1]}/v1", api_key="none") as client:
+        asked: Any = {"model": "", "input": "def read(", "max_output_tokens": 20, "include": include, "top_logprobs": 2}
+        made = await client.responses.create(**asked, temperature=0.8)
+        again = await client.responses.retrieve(made.id, include=include)
+        bare = await client.responses.retrieve(made.id)
+        first, second, none = (each.output[0].content[0].logprobs for each in (made, again, bare))  # type: ignore[union-attr]
+        assert not none and len(first) == len(second) == 20
+        for one, other in zip(first, second, strict=True):
+            assert one.token == other.token and abs(one.logprob - other.logprob) < 0.05
+            assert len(other.top_logprobs) == 2
+        assert again.output_text == made.output_text
+        with pytest.raises(openai.BadRequestError, match="without stream"):
+            await client.responses.retrieve(made.id, include=include, stream=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.v1 import verifier_pb2
+from slipstream.v1 import types_pb2, verifier_pb2
 from tests.fleet import drafter, gateway, until, verifier
 
 PROMPT = [7, 8, 9]
@@ -103,3 +104,44 @@ async def test_no_stop_token_comes_before_the_least_length_whatever_is_proposed(
             texts.append(decoded.token_ids)
     assert texts[0] == texts[1] == texts[2] and len(texts[0]) >= 20
     assert free[2] not in texts[0][:20] and free[:2] == texts[0][:2] and free[2] not in free[:2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_no_bad_word_is_written_whatever_is_proposed(temperature: float) -> None:
+    """Pairs of the free text, one after the other: the prefix of a word stands among the committed tokens as well as
+    among the candidates."""
+    bad, texts = list[tuple[int, ...]](), list[list[int]]()
+    async with (
+        drafter(target("acceptance=0.9")) as guesses,
+        verifier(target("base_ms=5")) as server,
+        gateway(server.address) as client,
+    ):
+        for _ in range(4):
+            sampling = SamplingParams(temperature=temperature, seed=5, bad_words_ids=tuple(bad))
+            options = {"tokens": 24, "sampling": sampling}
+            texts = [
+                (await client.decode(PROMPT, drafters=drafters, **options)).token_ids
+                for drafters in ([], [guesses], [guesses])
+            ]
+            assert texts[0] == texts[1] == texts[2]
+            assert not {*pairwise(texts[0])} & {*bad} and not {(token,) for token in texts[0]} & {*bad}
+            bad += [(texts[0][3], texts[0][4]), (texts[0][8], texts[0][9]), (texts[0][12],)]
+
+
+async def test_reasoning_ends_at_its_limit_whatever_is_proposed() -> None:
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    limit = types_pb2.ReasoningLimit(max_tokens=6, begin_token_id=PROMPT[-1], end_token_id=77)
+    async with (
+        drafter(target("acceptance=0.9")) as guesses,
+        verifier(target("base_ms=5")) as server,
+        gateway(server.address) as client,
+    ):
+        free = (await client.decode(PROMPT, tokens=20, sampling=sampling)).token_ids
+        texts = [
+            (
+                await client.decode(PROMPT, tokens=20, sampling=sampling, drafters=drafters, reasoning_limit=limit)
+            ).token_ids
+            for drafters in ([], [guesses], [guesses])
+        ]
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0][:6] == free[:6] and texts[0][6] == 77 and 77 not in texts[0][:6]

@@ -51,6 +51,12 @@ REFUSED: list[tuple[dict[str, Any], str, str, dict[str, float]]] = [
     ({"model": "x" * 257}, "LABEL_TOO_LONG", "model", {"characters": 257, "limit": 256}),
     ({"speculation": {"drafters": ["a"] * 65}}, "TOO_MANY_ITEMS", "speculation.drafters", {"items": 65, "limit": 64}),
     ({"structured_output": {}}, "STRUCTURE_UNKNOWN", "structured_output", {}),
+    ({"structured_output": {"json_schema": '{"uniqueItems": 1}'}}, "BAD_GRAMMAR", "structured_output", {}),
+    ({"structured_output": {"grammar": "root ::= x"}}, "BAD_GRAMMAR", "structured_output", {}),
+    ({"bad_words": [""]}, "NO_TOKENS", "bad_words", {}),
+    ({"bad_words": ["a" * 8193]}, "TEXT_TOO_LONG", "bad_words", {"bytes": 8193, "limit": 8192}),
+    (sampling(bad_words_ids=[{}]), "NO_TOKENS", "sampling.bad_words_ids", {}),
+    ({"reasoning_limit": {"end_token_id": 0}}, "FIELD_INVALID", "reasoning_limit", {}),
     ({"ignore_eos": True} | SCHEMA, "ENDLESS_GRAMMAR", "ignore_eos", {}),
     (
         {"prompt": "", "chat": gateway_pb2.Chat(messages=many(MAX_MESSAGES + 1))},

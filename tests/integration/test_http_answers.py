@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from gateway.store.memory import MemoryBackend, MemoryStore
+from slipstream.v1 import types_pb2
 from tests.answers import PUBLISHED, TEMPLATES, Call, Published, Reasoning
 from tests.front import Setting, with_logprobs
 from tests.integration.test_http_responses import folded
@@ -213,7 +214,7 @@ KWARGS = {"chat_template_kwargs": {"more": 1, "enable_thinking": True}}
         (RESPONSES, {"reasoning": {"effort": "low"}}, "[low,,,]"),
         (RESPONSES, {"reasoning": {"effort": "none"}}, "[none,False,False,]"),
         (RESPONSES, KWARGS, "[,True,,1]"),
-        (ANTHROPIC, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "[,True,True,]"),
+        (ANTHROPIC, {"thinking": {"type": "enabled", "budget_tokens": 64}}, "[,True,True,]"),
         (ANTHROPIC, {"thinking": {"type": "disabled"}}, "[,False,False,]"),
         (ANTHROPIC, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "[max,True,True,]"),
         (ANTHROPIC, KWARGS, "[,True,,1]"),
@@ -234,6 +235,26 @@ async def test_wishes_to_reason_reach_the_template(place: Place, path: str, fiel
     if path == CHAT:
         count = await web.post("/tokenize", prompt | field)
         assert count.json()["tokens"] == list(place.verifier.opens()[-1].prefix.token_ids)
+
+
+async def test_a_budget_of_reasoning_reaches_the_verifier(place: Place) -> None:
+    """As vLLM and Anthropic name it. A structured output says itself what may stand before it."""
+    web = await place.start(REASONED)
+    encode = place.setting.tokenizer.token_to_id
+    wanted = types_pb2.ReasoningLimit(max_tokens=30, begin_token_id=encode("<think>"), end_token_id=encode("</think>"))
+    asked: Any = {"messages": MESSAGES, "max_tokens": 100}
+    thinking = {"type": "enabled", "budget_tokens": 30}
+    for path, field in ((CHAT, {"thinking_token_budget": 30}), (ANTHROPIC, {"thinking": thinking})):
+        assert (await web.post(path, asked | field)).status_code == 200
+        assert place.verifier.opens()[-1].reasoning_limit == wanted
+    for field in ({}, {"thinking_token_budget": 30, "response_format": {"type": "json_object"}}):
+        assert (await web.post(CHAT, asked | field)).status_code == 200
+        assert not place.verifier.opens()[-1].HasField("reasoning_limit")
+    before = len(place.verifier.opens())
+    refused = await web.post(ANTHROPIC, asked | {"thinking": thinking | {"budget_tokens": 100}})
+    assert refused.status_code == 400 and "greater than thinking.budget_tokens" in refused.json()["error"]["message"]
+    refused = await web.post("/v1/completions", {"prompt": "x", "thinking_token_budget": 5})
+    assert refused.json()["error"]["code"] == "field_not_served" and len(place.verifier.opens()) == before
 
 
 async def test_what_was_reasoned_comes_back_to_the_template(place: Place) -> None:

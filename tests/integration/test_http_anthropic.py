@@ -134,7 +134,44 @@ async def test_blocks_of_a_conversation_are_messages_of_the_template(place: Plac
         {"role": "ctx", "content": "odd"},
     ]
     await place.client.messages.create(model="toy", max_tokens=10, messages=messages)
-    assert place.prompt() == "<user>How warm?\n<assistant>I look.\n<tool>21\n<user>And?\n<user>odd\n<assistant>"
+    assert place.prompt() == "<user>How warm?\n<assistant>I look.\n<tool>21\n<user>And?\nodd\n<assistant>"
+
+
+async def test_turns_of_one_role_are_one_turn_and_documents_of_text_are_text(place: Place) -> None:
+    """Templates of Llama 2, Mistral and Gemma raise errors for roles that do not alternate."""
+    await place.start("Hello")
+    document = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
+    messages: Any = [
+        *MESSAGES,
+        {"role": "user", "content": [document, {"type": "text", "text": "Say."}]},
+        {"role": "assistant", "content": "I"},
+        {"role": "assistant", "content": "see"},
+    ]
+    await place.client.messages.create(model="toy", max_tokens=10, messages=[*messages, *MESSAGES])
+    assert place.prompt() == "<user>How warm?\nT\nD\nSay.\n<assistant>I\nsee\n<user>How warm?\n<assistant>"
+    await place.client.messages.create(model="toy", max_tokens=10, messages=messages)
+    assert place.prompt().endswith("<assistant>I\nsee")  # the answer goes on with it
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"messages": [*MESSAGES, CALLED, {"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": "x"}}]}]},
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]},
+    ],
+)
+async def test_what_is_not_served_is_no_answer_without_it(place: Place, field: Any) -> None:
+    web = await place.start("Hello")
+    refused = await web.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 5} | field)
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["type"] == "invalid_request_error" and not place.verifier.opens()
 
 
 async def test_tokens_are_counted_as_the_message_would_use_them(place: Place) -> None:

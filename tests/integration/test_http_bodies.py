@@ -166,7 +166,11 @@ async def test_the_fault_of_a_field_of_several_kinds_is_named_by_its_place(
     served = await chatting(setting, stack, tmp_path)
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     wrong: list[tuple[str, Any, str]] = [
-        ("/v1/chat/completions", {"messages": image}, "messages.0.content.0.type: Input should be 'text'."),
+        (
+            "/v1/chat/completions",
+            {"messages": image},
+            "messages.0.content.0.type: Input should be 'text' or 'refusal'.",
+        ),
         ("/v1/completions", {"prompt": [[1], [-1]]}, "prompt.1.0: Input should be greater than or equal to 0."),
         ("/v1/completions", {"prompt": "x", "stop": [1]}, "stop.0: Input should be a valid string."),
     ]

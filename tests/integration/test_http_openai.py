@@ -243,6 +243,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
             "repetition_penalty": 1.5,
             "logit_bias": {"65": 2.0},
             "allowed_token_ids": [65, 66, 200],
+            "bad_words": ["ab"],
             "seed": -1,
             "stop_token_ids": [200],
             "ignore_eos": True,
@@ -264,6 +265,7 @@ async def test_every_field_of_sampling_reaches_the_verifier(served: Served) -> N
         frequency_penalty=-0.5,
         logit_bias={65: 2.0},
         allowed_token_ids=[65, 66, 200],
+        bad_words_ids=[{"token_ids": [64, 65]}, {"token_ids": [220, 64, 65]}],
         seed=2**64 - 1,
         acceptance=types_pb2.ACCEPTANCE_RULE_COUPLED,
     )
@@ -477,9 +479,14 @@ async def test_choices_are_admitted_together_or_not_at_all(served: Served) -> No
     [
         ("guided_json", {"type": "object"}, None),
         ("guided_choice", ["a"], []),
-        ("bad_words", ["x"], []),
-        ("functions", [{"name": "f"}], []),
-        ("function_call", {"name": "f"}, "none"),
+        ("echo", True, False),
+        ("add_special_tokens", True, False),
+        ("include_reasoning", False, True),
+        ("return_tokens_as_token_ids", True, False),
+        ("regex", "a+", None),
+        ("ebnf", 'root ::= "a"', None),
+        ("repeat_penalty", 1.2, 1.0),
+        ("conversation", "conv_1", None),
         ("truncate_prompt_tokens", 5, None),
         ("include_stop_str_in_output", True, False),
         ("skip_special_tokens", False, True),
@@ -499,6 +506,31 @@ async def test_a_field_that_would_change_the_answer_is_refused_by_name(
     assert name in refused.json()["error"]["message"]
     assert not served.verifier.sessions
     assert (await served.web.post("/v1/chat/completions", chat | {name: harmless})).status_code == 200
+
+
+async def test_a_completion_without_special_tokens_is_refused_and_with_them_is_what_happens(served: Served) -> None:
+    await served.start()
+    asked = {"prompt": "Tell me.", "max_tokens": 3}
+    refused = await served.web.post("/v1/completions", asked | {"add_special_tokens": False})
+    assert refused.json()["error"]["code"] == "field_not_served"
+    assert (await served.web.post("/v1/completions", asked | {"add_special_tokens": True})).status_code == 200
+
+
+async def test_bad_words_are_forbidden_as_they_are_spelled_at_a_beginning_and_behind_a_space(served: Served) -> None:
+    await served.start()
+    encode = served._setting.tokenizer.encode
+    asked = {"prompt": "Tell me.", "max_tokens": 3, "bad_words": ["Ärö", " so", "so"]}
+    assert (await served.web.post("/v1/completions", asked)).status_code == 200
+    wanted = [encode(each).ids for each in ("Ärö", " Ärö", "so", " so")]
+    assert [list(each.token_ids) for each in served.opened.sampling.bad_words_ids] == wanted
+
+
+async def test_lm_evals_remote_tokenizer_finds_what_it_asks_for(served: Served) -> None:
+    await served.start()
+    info = (await served.web.client.get("/tokenizer_info")).json()
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast" and "<{{ message.role }}>" in info["chat_template"]
+    counted = await served.web.post("/tokenize", {"prompt": "Ärö", "add_special_tokens": False})
+    assert (await served.web.post("/detokenize", {"tokens": counted.json()["tokens"]})).json()["prompt"] == "Ärö"
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])

@@ -56,6 +56,26 @@ def hermes(served: Served) -> str:
     return str(path)
 
 
+async def test_what_the_model_refused_comes_back_as_what_it_said(served: Served) -> None:
+    await served.start()
+    part = {"type": "refusal", "refusal": "I will not."}
+    asked = {"role": "user", "content": "Tell me."}
+    said = ({"content": None, "refusal": "I will not."}, {"content": [part]})
+    for each in said:
+        messages = [asked, {"role": "assistant", **each}, asked]
+        assert (await served.web.post("/v1/chat/completions", {"messages": messages})).status_code == 200
+        assert "I will not." in served._setting.tokenizer.decode(list(served.opened.prefix.token_ids))
+    items = [asked, {"type": "message", "role": "assistant", "content": [part]}, asked]
+    assert (await served.web.post("/v1/responses", {"input": items})).status_code == 200
+    assert "I will not." in served._setting.tokenizer.decode(list(served.opened.prefix.token_ids))
+
+
+async def test_a_response_from_a_prompt_that_is_kept_elsewhere_is_refused(served: Served) -> None:
+    await served.start()
+    refused = await served.web.post("/v1/responses", {"input": "Hi", "prompt": {"id": "pmpt_1"}})
+    assert refused.status_code == 400 and "prompt is not served" in refused.json()["error"]["message"]
+
+
 async def test_stop_strings_may_be_sentences(served: Served) -> None:
     await served.start("Hello. 私はその人を常に先生と呼んでいた。だからここでもただ先生と書く。And on.")
     stop = "私はその人を常に先生と呼んでいた。だからここでもただ先生と書く。"

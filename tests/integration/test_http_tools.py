@@ -225,6 +225,66 @@ async def test_ids_are_as_the_template_wants_them(place: Place) -> None:
         assert first == second and len(first) == 9 and (first == id) == (id == call["id"])
 
 
+async def test_a_choice_may_allow_some_of_the_tools(place: Place) -> None:
+    web = await place.start(text=CALL)
+    tools = [*TOOLS, {"type": "function", "function": {"name": "wind", "parameters": {"type": "object"}}}]
+    asked = {"messages": MESSAGES, "tools": tools, "max_tokens": 190}
+    named = [{"type": "function", "function": {"name": "weather"}}]
+    for mode in ("auto", "required"):
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        (made,) = (await web.post("/v1/chat/completions", asked | {"tool_choice": choice})).json()["choices"]
+        assert made["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        assert made["finish_reason"] == "tool_calls"
+        opened = place.verifier.opens()[-1]
+        assert "wind" not in place._setting.tokenizer.decode(list(opened.prefix.token_ids))
+        assert opened.HasField("structured_output") is (mode == "required")
+    flat = [{"type": "function", **each["function"]} for each in tools]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    answer = await web.post("/v1/responses", {"input": "How warm?", "tools": flat, "tool_choice": choice})
+    assert [item["name"] for item in answer.json()["output"]] == ["weather"]
+    assert "wind" not in place.verifier.opens()[-1].structured_output.grammar
+
+
+FUNCTIONS: Any = [TOOLS[0]["function"]]
+
+
+async def test_functions_are_tools_and_their_call_is_a_function_call(place: Place) -> None:
+    """As OpenAI's API was before it had tools: one call, no id, results by the function's name."""
+    web = await place.start()
+    made = await place.openai.chat.completions.create(model="toy", messages=MESSAGES, functions=FUNCTIONS)
+    choice = made.choices[0]
+    assert choice.finish_reason == "function_call" and choice.message.content == "I look.\n"
+    assert choice.message.function_call is not None and choice.message.tool_calls is None
+    assert choice.message.function_call.name == "weather"
+    assert json.loads(choice.message.function_call.arguments) == {"at": "Ärö"}
+    stream = await place.openai.chat.completions.create(
+        model="toy", messages=MESSAGES, functions=FUNCTIONS, function_call="auto", stream=True
+    )
+    name, arguments, reason = "", "", None
+    async for chunk in stream:
+        delta, reason = chunk.choices[0].delta, chunk.choices[0].finish_reason
+        assert not delta.tool_calls
+        name += (delta.function_call and delta.function_call.name) or ""
+        arguments += (delta.function_call and delta.function_call.arguments) or ""
+    assert (name, arguments, reason) == ("weather", '{"at": "Ärö"}', "function_call")
+    answered = [*MESSAGES, choice.message, {"role": "function", "name": "weather", "content": "21"}]
+    await place.openai.chat.completions.create(model="toy", messages=answered, functions=FUNCTIONS)
+    prompt = place._setting.tokenizer.decode(list(place.verifier.opens()[-1].prefix.token_ids))
+    assert "<tool>21" in prompt and json.dumps(TOOLS) in prompt
+    none = {"messages": MESSAGES, "functions": FUNCTIONS, "function_call": "none"}
+    (choice,) = (await web.post("/v1/chat/completions", none)).json()["choices"]
+    assert choice["message"]["content"] == TEXT and "function_call" not in choice["message"]
+
+
+async def test_a_function_that_is_named_is_forced(place: Place) -> None:
+    await place.start(text=CALL)
+    made = await place.openai.chat.completions.create(
+        model="toy", messages=MESSAGES, functions=FUNCTIONS, function_call={"name": "weather"}
+    )
+    assert made.choices[0].message.function_call is not None and made.choices[0].finish_reason == "stop"
+    assert '"weather"' in place.verifier.opens()[-1].structured_output.grammar
+
+
 @pytest.mark.parametrize(
     "field",
     [
@@ -233,6 +293,11 @@ async def test_ids_are_as_the_template_wants_them(place: Place) -> None:
         {"tool_choice": "required", "tools": []},
         {"tools": [{"type": "function", "function": {"name": ""}}]},
         {"tools": [{"type": "retrieval"}]},
+        {"functions": FUNCTIONS},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": TOOLS}}},
+        {"function_call": {"name": "weather"}},
+        {"functions": FUNCTIONS, "tools": None, "function_call": {"name": "unknown"}},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
     ],
 )

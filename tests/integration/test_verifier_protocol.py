@@ -14,7 +14,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
 from slipstream.rpc.multiplexed_stream import SendQueue
 from slipstream.speculation.sampling_params import SamplingParams
-from slipstream.v1 import verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
+from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, opening, until, verifier
 from tests.fleet import emulated_text as text
 
@@ -251,6 +251,16 @@ MALFORMED: dict[str, Callable[[verifier_pb2.DecodeOpen], Any]] = {
     "longer than the model": lambda request: setattr(request, "max_length", (1 << 20) + 1),
     "bias out of range": lambda request: request.sampling.logit_bias.update({256: 1.0}),
     "allowed token out of range": lambda request: request.sampling.allowed_token_ids.append(256),
+    "bad word out of range": lambda request: request.sampling.bad_words_ids.add(token_ids=[1, 256]),
+    "too many bad words": lambda request: request.sampling.bad_words_ids.add(token_ids=[1] * 1025),
+    "a bad word without tokens": lambda request: request.sampling.bad_words_ids.add(),
+    "all tokens are bad words": lambda request: [
+        request.sampling.bad_words_ids.add(token_ids=[token]) for token in range(256)
+    ],
+    "a mark out of range": lambda request: request.reasoning_limit.MergeFrom(
+        types_pb2.ReasoningLimit(begin_token_id=1, end_token_id=256)
+    ),
+    "one mark for both ends": lambda request: request.reasoning_limit.MergeFrom(types_pb2.ReasoningLimit()),
     "too many allowed tokens": lambda request: request.sampling.allowed_token_ids.extend([1] * 1025),
     "huge bias": lambda request: request.sampling.logit_bias.update({1: 1e9}),
     "nan temperature": lambda request: setattr(request.sampling, "temperature", float("nan")),

@@ -55,6 +55,7 @@ HTTP: dict[str, Row] = {
     "POST /v1/messages/count_tokens": _BODY | _NO_MODEL | {"threads": "messages"},
     "GET /v1/models": _GET,
     "GET /v1/models/{name:path}": _GET,
+    "GET /tokenizer_info": _GET,
     "POST /tokenize": _BODY | _NO_MODEL | {"threads": "messages"},
     "POST /detokenize": _BODY | _NO_MODEL | {"threads": "token ids"},
     "GET /playground/fleet": _GET | _OPERATOR,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,17 +19,23 @@ from gateway.api.openai.fields import (
 )
 from gateway.text.answers.grammar import ANY
 from gateway.text.chat_messages import CONTINUE, MAX_MESSAGES
-from slipstream.errors import InvalidArgument
+from slipstream.errors import NUMBER_OUT_OF_RANGE, InvalidArgument
 
 ROLES = {"assistant": "assistant", "system": "system"}
 """Every other role, such as those that tools of Anthropic's make up, is a user's."""
 
 
 class Block(Fields):
-    """A part of a message: text, a call of the model's, what the call gave, or what the model reasoned."""
+    """A part of a message: text, a document of text, a call of the model's, what the call gave, or what the model
+    reasoned."""
 
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    type: Literal["text", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: str | None = None
+    source: dict[str, Any] | None = None
+    """Of a document."""
+    title: str | None = None
+    context: str | None = None
+    """What is said of a document."""
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
@@ -60,6 +67,8 @@ class Message(Fields):
 
 
 class Tool(Fields):
+    type: Literal["custom"] | None = None
+    """No tool of Anthropic's own is served: models here know none, and nothing here would run it."""
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -74,8 +83,8 @@ class ToolChoice(Fields):
 
 class Thinking(Fields):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    """Not held to: the model ends its reasoning itself."""
+    budget_tokens: int | None = Field(None, ge=0, le=2**32 - 1)
+    """Most tokens of reasoning, where its marks are tokens of their own and nothing else holds the output."""
     display: str | None = None
 
 
@@ -104,7 +113,7 @@ class CountRequest(RequestFields):
     def template_data(self) -> list[dict[str, Any]]:
         system = self.system if isinstance(self.system, str | None) else _text(self.system)
         first = [{"role": "system", "content": system}] if system else []
-        return [*first, *(data for message in self.messages for data in message.as_template_data())]
+        return [*first, *_joined(data for message in self.messages for data in message.as_template_data())]
 
     def template_variables(self) -> dict[str, Any]:
         """A last message of the model's own is the beginning of the answer."""
@@ -132,7 +141,7 @@ class CountRequest(RequestFields):
         if choice is None or choice.type in ("auto", "none"):
             return None
         if choice.type == "tool" and not choice.name:
-            raise InvalidArgument("tool_choice of type tool has no name.", reason="TOOL_CHOICE")
+            raise InvalidArgument("tool_choice of type tool has no name.", reason="TOOL_CHOICE", field="tool_choice")
         return choice.name if choice.type == "tool" else ANY
 
 
@@ -152,6 +161,20 @@ class MessageRequest(CountRequest):
     speculation: SpeculationField | None = None
     mixed_arithmetic: bool | None = None
 
+    @property
+    def most_reasoning(self) -> int | None:
+        """Raises InvalidArgument for a budget that leaves nothing for the answer."""
+        budget = self.thinking.budget_tokens if self.thinking and self.thinking.type == "enabled" else None
+        if budget is not None and budget >= self.max_tokens:
+            raise InvalidArgument(
+                f"max_tokens must be greater than thinking.budget_tokens, and is {self.max_tokens}; raise it, or lower "
+                f"the budget of {budget}.",
+                reason=NUMBER_OUT_OF_RANGE,
+                field="max_tokens",
+                numbers={"least": budget + 1},
+            )
+        return budget
+
     def sampling(self) -> SamplingFields:
         same = (
             *("model", "max_tokens", "temperature", "top_k", "top_p", "seed"),
@@ -168,8 +191,53 @@ class MessageRequest(CountRequest):
         return {"response_format": {"type": "json_schema", "json_schema": {"schema": asked.schema_}}}
 
 
-def _text(blocks: list[Block]) -> str:
-    return "\n".join(block.text or "" for block in blocks if block.type == "text")
+def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Turns of one role that follow one another are one turn, as Anthropic has it: many templates want roles to
+    alternate."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        last = made[-1] if made else {}
+        if (
+            message["role"] in ("user", "assistant")
+            and last.get("role") == message["role"]
+            and not last.get("tool_calls")
+        ):
+            texts = [each["content"] for each in (last, message) if each["content"]]
+            message = {**last, **message, "content": "\n".join(texts)}
+            made.pop()
+        made.append(message)
+    return made
+
+
+def _text(blocks: Iterable[Block]) -> str:
+    return "\n".join(
+        _document(block) if block.type == "document" else block.text or "" for block in blocks if _is_text(block)
+    )
+
+
+def _is_text(block: Block) -> bool:
+    return block.type in ("text", "document")
+
+
+def _document(block: Block) -> str:
+    """Raises InvalidArgument for one that is no text."""
+    source = block.source or {}
+    given = source.get("data") if source.get("type") == "text" else source.get("content")
+    text = given if isinstance(given, str) else _part_texts(given or [{}])
+    return "\n".join(each for each in (block.title, block.context, text) if each)
+
+
+def _part_texts(parts: Any) -> str:
+    """Raises InvalidArgument for a part that is no text, such as an image."""
+    if not isinstance(parts, list) or not all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts
+    ):
+        raise InvalidArgument(
+            "A document or a tool's result holds what is no text; images and files are not served.",
+            reason="FIELD_NOT_SERVED",
+            field="messages",
+        )
+    return "\n".join(part["text"] for part in parts)
 
 
 def _call(block: Block) -> dict[str, Any]:
@@ -180,7 +248,7 @@ def _call(block: Block) -> dict[str, Any]:
 def _result(block: Block) -> dict[str, Any]:
     content = block.content or ""
     if not isinstance(content, str):
-        content = "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
+        content = _part_texts(content)
     return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
 
 

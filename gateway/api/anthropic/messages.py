@@ -38,7 +38,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         tools, variables, sampling = asked.tool_data(), asked.template_variables(), asked.sampling()
         messages = asked.template_data()
         own, single = sampling.structure(), asked.one_call
-        wish = AnswerWish(tools, variables, asked.forced_name, own, single, messages[-1])
+        wish = AnswerWish(tools, variables, asked.forced_name, own, single, messages[-1], asked.most_reasoning)
         plan = plan_of(parts.tokenizer, parts.config, wish)
         fitting = fitted_chat(parts.tokenizer, messages, tools, variables)
         texts = Texts(chat_of(parts.tokenizer, fitting, tools, variables))

@@ -33,8 +33,15 @@ _OPENAI_TYPES = {
 }
 _OPENAI_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 """Codes that OpenAI's clients act on; all others are the reason."""
-_PARAMS = {"chat.template_variables_json": "chat_template_kwargs", "prompt_token_ids": "prompt"}
-_INPUTS = {"/v1/chat/completions": "messages", "/v1/responses": "input"}
+_PARAMS = {
+    "chat.template_variables_json": "chat_template_kwargs",
+    "chat.messages": "prompt",
+    "prompt_token_ids": "prompt",
+    "structured_output": "",
+}
+"""The field of HTTP requests that one of gRPC stands for. Which of several a structured output came in, its error does
+not say."""
+_INPUTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/tokenize": "messages"}
 """What is the prompt in other requests."""
 _ANTHROPIC_BEGINNINGS = {"PROMPT_TOO_LONG": "prompt is too long: "}
 """By which Anthropic's clients know an error: it has no code there."""

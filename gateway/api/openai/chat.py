@@ -19,7 +19,6 @@ from gateway.api.openai.fields import (
     Fields,
     RequestFields,
     SamplingFields,
-    TextPart,
     log_unknown,
     reasoning_variables,
 )
@@ -31,9 +30,11 @@ from gateway.text.answers.grammar import ANY
 from gateway.text.answers.reader import Arguments, CallBegan, Part, Reasoning, joined
 from gateway.text.chat_messages import CONTINUE, GENERATE, MAX_MESSAGES
 from gateway.text.chat_template import NAMED
-from slipstream.errors import InvalidArgument
+from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 from slipstream.v1 import gateway_pb2
 
+ALLOWED = "allowed_tools"
+"""A `tool_choice` that names some of the tools."""
 MAX_TOOLS = 512
 """Most tools of one request."""
 
@@ -49,28 +50,47 @@ class ToolCallField(Fields):
     function: FunctionCall
 
 
+class MessagePart(Fields):
+    """Text, or what the model said instead of an answer."""
+
+    type: Literal["text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
 class ChatMessage(Fields):
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[MessagePart], Field(fail_fast=True)] | None = None
+    refusal: str | None = None
+    """What the model said instead of an answer, where there is no content."""
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     """The same, as templates know it."""
     tool_calls: Annotated[list[ToolCallField], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    """The one call of a message, as requests with `functions` have it; its result is a message of role `function`."""
 
     def as_template_data(self) -> dict[str, Any]:
         """The message as templates know it: content is one text, arguments of tool calls are objects. Raises
         InvalidArgument for arguments that are not a JSON object."""
-        content = (
-            self.content if isinstance(self.content, str | None) else "\n".join(part.text for part in self.content)
-        )
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text or part.refusal for part in content)
+        elif content is None:
+            content = self.refusal
         data: dict[str, Any] = {"role": self.role, "content": content}
         for name in ("name", "reasoning", "tool_call_id"):
             data[name] = getattr(self, name)
         data["reasoning_content"] = self.reasoning_content or self.reasoning
-        if self.tool_calls:
-            data["tool_calls"] = [_call_data(call) for call in self.tool_calls]
+        calls = self.tool_calls
+        if self.function_call is not None:
+            calls = [ToolCallField(id=_function_id(self.function_call.name), function=self.function_call)]
+        if calls:
+            data["tool_calls"] = [_call_data(call) for call in calls]
+        if self.role == "function":
+            data |= {"role": "tool", "tool_call_id": _function_id(self.name or "")}
         return data
 
 
@@ -82,6 +102,10 @@ class FunctionField(Fields):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+
+
+class NamedFunction(Fields):
+    name: str
 
 
 class ToolField(Fields):
@@ -96,6 +120,10 @@ class ConversationFields(RequestFields):
     messages: Messages
     tools: Annotated[list[ToolField], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    functions: Annotated[list[FunctionField], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    """The tools, as OpenAI's clients sent them before there were tools; the answer has `function_call` then."""
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+    """Their `tool_choice`."""
     chat_template: str | None = None
     """Name of one of the model's templates, where it has several. No template is taken from a request."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -116,10 +144,35 @@ class ConversationFields(RequestFields):
         return [message.as_template_data() for message in self.messages or ()]
 
     def tool_data(self) -> list[dict[str, Any]]:
-        """The tools as templates know them; none where the model is to call none."""
-        if not self.tools or self.tool_choice == "none":
+        """The tools as templates know them; none where the model is to call none. Raises InvalidArgument for
+        `functions` beside `tools`, and for a `function_call` without functions."""
+        tools, choice = self.tools, self.choice
+        if self.functions:
+            if tools:
+                raise InvalidArgument(
+                    "functions and tools exclude each other; send tools.", reason=FIELDS_CONFLICT, field="functions"
+                )
+            tools = [ToolField(function=each) for each in self.functions]
+        if not tools or choice == "none":
             return []
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+        allowed = allowed_tools(choice)
+        return [
+            tool.model_dump(exclude_none=True) for tool in tools if allowed is None or tool.function.name in allowed
+        ]
+
+    @property
+    def choice(self) -> str | dict[str, Any] | None:
+        """`tool_choice`, or what `function_call` says as one."""
+        asked = self.function_call
+        if isinstance(asked, NamedFunction):
+            if not self.functions:
+                raise InvalidArgument(
+                    "function_call names a function, and there are no functions; send them.",
+                    reason=FIELD_MISSING,
+                    field="functions",
+                )
+            return {"type": "function", "function": {"name": asked.name}}
+        return asked or self.tool_choice
 
 
 class ChatRequest(ConversationFields, SamplingFields):
@@ -129,6 +182,8 @@ class ChatRequest(ConversationFields, SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     verbosity: str | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=2**32 - 1)
+    """Most tokens of reasoning, as vLLM has it."""
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
@@ -141,11 +196,13 @@ def routes(parts: HttpDependencies) -> APIRouter:
         context = context_of(request.scope)
         position = last_position(context)
         tools, variables = asked.tool_data(), asked.template_variables()
-        name, single = forced_name(asked.tool_choice), asked.parallel_tool_calls is False
-        last = asked.messages[-1].as_template_data()
-        plan = plan_of(
-            parts.tokenizer, parts.config, AnswerWish(tools, variables, name, asked.structure(), single, last)
+        wish = AnswerWish(
+            *(tools, variables, forced_name(asked.choice), asked.structure()),
+            single=asked.parallel_tool_calls is False or bool(asked.functions),
+            last=asked.messages[-1].as_template_data(),
+            most_reasoning=asked.thinking_token_budget,
         )
+        plan = plan_of(parts.tokenizer, parts.config, wish)
         messages = [] if position else fitted_chat(parts.tokenizer, asked.template_data(), tools, variables)
         prompt = chat_of(parts.tokenizer, messages, tools, variables)
         return ChatCall(parts, context, asked, prompt, plan).answer(position, request.query_params)
@@ -185,7 +242,9 @@ class ChatCall(Call):
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None} | delta
         if not delta and not calls:
             message["content"] = ""
-        if calls:
+        if calls and self.asked.functions:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return self._choice(choice, {"message": message}, called=answer.calls > 0)
 
@@ -200,6 +259,8 @@ class ChatCall(Call):
         delta = answer.read(stream.take_text(), finished=choice.finished is not None, known=stream.known)
         if not (delta or choice.finished):
             return None
+        if self.asked.functions and "tool_calls" in delta:
+            delta["function_call"] = delta.pop("tool_calls")[0]["function"]
         return self._choice(choice, {"delta": delta}, called=answer.calls > 0)
 
     @property
@@ -214,8 +275,8 @@ class ChatCall(Call):
             "logprobs": logprobs if self.asked.logprobs else None,
             **ending(choice.finished),
         }
-        if called and made["finish_reason"] == "stop" and not isinstance(self.asked.tool_choice, dict):
-            made["finish_reason"] = "tool_calls"
+        if called and made["finish_reason"] == "stop" and forced_name(self.asked.choice) in (None, ANY):
+            made["finish_reason"] = "function_call" if self.asked.functions else "tool_calls"
         if self.asked.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
             made["prompt_token_ids"] = list(choice.started.prompt_token_ids)
@@ -272,11 +333,37 @@ def forced_name(choice: str | Mapping[str, Any] | None) -> str | None:
     """The tool that has to be called; None where the model decides. Raises InvalidArgument for no such choice."""
     if choice is None or isinstance(choice, str):
         return ANY if choice == "required" else None
+    if choice.get("type") == ALLOWED:
+        return ANY if _allowed(choice).get("mode") == "required" else None
     function = choice.get("function", choice)  # the Responses API has the name beside the type
     name = function.get("name") if isinstance(function, Mapping) else None
     if choice.get("type") != "function" or not isinstance(name, str) or not name:
-        raise InvalidArgument("tool_choice is none, auto, required or a function with its name.", reason="TOOL_CHOICE")
+        raise InvalidArgument(
+            "tool_choice is none, auto, required, allowed_tools or a function with its name.",
+            reason="TOOL_CHOICE",
+            field="tool_choice",
+        )
     return name
+
+
+def allowed_tools(choice: str | Mapping[str, Any] | None) -> set[str] | None:
+    """The names of the tools that may be called, where a choice names some of them; None: all. Raises InvalidArgument
+    for what is no such choice."""
+    if not isinstance(choice, Mapping) or choice.get("type") != ALLOWED:
+        return None
+    allowed = _allowed(choice)
+    tools = allowed.get("tools")
+    if allowed.get("mode") not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise InvalidArgument(
+            "allowed_tools has a mode, auto or required, and tools.", reason="TOOL_CHOICE", field="tool_choice"
+        )
+    return {name for tool in tools if (name := forced_name(tool if isinstance(tool, Mapping) else {})) is not None}
+
+
+def _allowed(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Chats have them under their type, the Responses API beside it."""
+    allowed = choice.get(ALLOWED, choice)
+    return allowed if isinstance(allowed, Mapping) else {}
 
 
 def parsed_arguments(arguments: str) -> Any:
@@ -287,6 +374,11 @@ def parsed_arguments(arguments: str) -> Any:
         raise InvalidArgument(
             "The arguments of a tool call in the conversation are not JSON.", reason="NOT_JSON", field="messages"
         ) from error
+
+
+def _function_id(name: str) -> str:
+    """The id by which templates put a call and its result together, where requests have none."""
+    return f"call_{name}"
 
 
 def _call_data(call: ToolCallField) -> dict[str, Any]:

@@ -10,6 +10,10 @@ from gateway.api.openai.call import finite
 from slipstream.v1 import gateway_pb2
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
+_CONTINUING = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that begin no character."""
+_MOST_REST = 3
+"""Bytes of a character behind its first."""
 
 
 def completion_logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int, text: str) -> dict[str, Any]:
@@ -81,17 +85,18 @@ def _offsets(tokens: Sequence[bytes], offset: int, text: str) -> list[int]:
     """Characters of the choice's text before each token, for tokens that stand behind `offset` characters. A character
     counts once all its bytes are there. A space that the first token has, and `text`, the choice's first, has not, was
     stripped by the decoder."""
-    whole, found, at, first = b"".join(tokens), list[int](), 0, offset
+    whole, found, first = b"".join(tokens), list[int](), offset
     if not offset:
         offset = min(0, _spaces(text.encode()) - _spaces(whole))
-    decoder = _utf8("ignore")
-    decoder.decode(whole)
-    complete = not decoder.getstate()[0]
+    rest = len(whole) - len(whole.lstrip(_CONTINUING))  # of a character that tokens before these began
+    rest = 0 if rest > _MOST_REST else rest
+    decoder = _utf8("replace")  # as the text is decoded, where a model writes what is no UTF-8
     for token in tokens:
         found.append(max(first, offset))
-        for following in range(at + 1, at + len(token) + 1):
-            offset += complete if following == len(whole) else whole[following] & 0xC0 != 0x80
-        at += len(token)
+        if 0 < rest <= len(token):
+            offset += 1
+        offset += len(decoder.decode(token[rest:]))
+        rest = max(0, rest - len(token))
     return found
 
 

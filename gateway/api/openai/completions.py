@@ -30,6 +30,7 @@ continued has no turn that ends, as a chat has."""
 
 
 class CompletionRequest(SamplingFields):
+    special_tokens = True
     prompt: str | TokenIds | Strings | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
     )

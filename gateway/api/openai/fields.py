@@ -11,7 +11,7 @@ import logging
 import re
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 
@@ -37,9 +37,8 @@ _INSTEAD = {
     "guided_regex": "send structured_outputs.regex",
     "guided_choice": "send structured_outputs.choice",
     "guided_grammar": "send structured_outputs.grammar",
-    "bad_words": "forbid tokens by a logit_bias of -100",
-    "functions": "send tools",
-    "function_call": "send tool_choice",
+    "functions": "ask /v1/chat/completions, or send tools",
+    "function_call": "ask /v1/chat/completions, or send tool_choice",
     "truncate_prompt_tokens": "shorten the prompt yourself",
     "prompt_embeds": "send a text or token ids",
     "prompt_logprobs": "ask /v1/completions for them",
@@ -52,16 +51,53 @@ _INSTEAD = {
     "modalities": "ask for text alone",
     "audio": "leave it out",
     "web_search_options": "leave it out",
+    "echo": "ask /v1/completions, or put the prompt before the answer yourself",
+    "add_special_tokens": "send the prompt as token ids to /v1/completions",
+    "include_reasoning": "leave out what stands in reasoning yourself",
+    "return_tokens_as_token_ids": "ask for return_token_ids",
+    "thinking_token_budget": "ask /v1/chat/completions, or /v1/messages with thinking.budget_tokens",
+    "logprob_token_ids": "ask for top_logprobs",
+    "prompt_logprob_token_ids": "ask for prompt_logprobs",
+    "repetition_detection": "send repetition_penalty or frequency_penalty",
+    "watermarking": "leave it out",
+    "regex": "send structured_outputs.regex",
+    "ebnf": "send structured_outputs.grammar",
+    "grammar": "send structured_outputs.grammar",
+    "json_schema": "send structured_outputs.json",
+    "guided_decoding": "send structured_outputs",
+    "structural_tag": "send structured_outputs",
+    "stop_regex": "send stop",
+    "no_stop_trim": "append the stop string yourself",
+    "custom_logit_processor": "leave it out",
+    "repeat_penalty": "send repetition_penalty",
+    "n_predict": "send max_tokens",
+    "num_predict": "send max_tokens",
+    "typical_p": "send top_p or min_p",
+    "top_a": "send min_p",
+    "tfs_z": "send top_p or min_p",
+    "mirostat": "send temperature and top_p",
+    "xtc_probability": "leave it out",
+    "dry_multiplier": "send repetition_penalty",
+    "dynatemp_range": "send temperature",
+    "conversation": "send previous_response_id, or the whole conversation as input",
+    "mcp_servers": "send tools, and call the servers yourself",
 }
-"""Fields of other servers that change an answer and are not served, with what to do instead."""
+"""Fields of OpenAI, Anthropic, vLLM, SGLang and llama.cpp that change an answer and are not served, with what to do
+instead."""
 _HARMLESS: dict[str, Any] = {
     "skip_special_tokens": True,
     "detokenize": True,
     "modalities": ["text"],
     "length_penalty": 1,
     "function_call": "none",
+    "include_reasoning": True,
+    "repeat_penalty": 1,
+    "typical_p": 1,
+    "tfs_z": 1,
 }
 """Values of them that ask for what happens anyway, besides null, false and empty ones."""
+_ON = frozenset({"skip_special_tokens", "detokenize", "include_reasoning"})
+"""Those whose false asks for something else."""
 
 TokenId = Annotated[int, Field(ge=0, le=_MOST)]
 
@@ -89,6 +125,8 @@ class RequestFields(Fields):
     """A whole request, which keeps what is unknown until `log_unknown` forgets it."""
 
     model_config = ConfigDict(extra="allow")
+    special_tokens: ClassVar[bool] = False
+    """Whether the prompt gets those that the tokenizer puts around a text: a chat template writes its own."""
 
 
 class StreamOptions(Fields):
@@ -169,6 +207,9 @@ class SamplingFields(RequestFields):
     logit_bias: dict[str, float] | None = Field(None, max_length=1024)
     allowed_token_ids: TokenIds | None = None
     """The output has these tokens alone."""
+    bad_words: Strings | None = None
+    """The output has none of these, as far as single tokens can say: the last token of a word cannot follow the
+    others."""
     seed: int | None = Field(None, ge=-(2**63), lt=MOST_SEED)
     """Requests of one seed get one text. Choice i of several has seed + i."""
     n: int | None = Field(None, ge=1, le=128)
@@ -226,6 +267,7 @@ class SamplingFields(RequestFields):
                 stop_token_ids=self.stop_token_ids or (),
                 ignore_eos=bool(self.ignore_eos),
                 min_tokens=self.min_tokens or 0,
+                bad_words=self.bad_words or (),
                 speculation=self._speculation(),
                 workload=self.workload or "",
                 cache_salt=self.cache_salt or "",
@@ -233,6 +275,7 @@ class SamplingFields(RequestFields):
                 mixed_arithmetic=self.mixed_arithmetic,
                 structured_output=structure_to_proto(self.structure() if plan is None else plan.structure),
                 shown_special_token_ids=() if plan is None else plan.shown,
+                reasoning_limit=None if plan is None else plan.reasoning_limit,
             )
             if prompt is not None:
                 request.prompt = prompt
@@ -299,6 +342,8 @@ def log_unknown(fields: RequestFields) -> None:
     """Log, once for each, the names of fields that this server does not know; forget their values. Raises
     InvalidArgument for one that would change the answer."""
     unknown = fields.model_extra or {}
+    if unknown.get("add_special_tokens") == fields.special_tokens:
+        del unknown["add_special_tokens"]
     for name, instead in _INSTEAD.items():
         if name in unknown and _changes(name, unknown[name]):
             raise InvalidArgument(f"{name} is not served; {instead}.", reason="FIELD_NOT_SERVED", field=name)
@@ -323,9 +368,9 @@ def thinking_variables(*, on: bool) -> dict[str, Any]:
 
 def _changes(name: str, value: Any) -> bool:
     """Whether this value of a field that is not served asks for anything else than what happens."""
-    if name in _HARMLESS and (value is None or value == _HARMLESS[name]):
+    if value is None or (name in _HARMLESS and value == _HARMLESS[name]):
         return False
-    return name in ("skip_special_tokens", "detokenize") or bool(value)
+    return name in _ON or name == "add_special_tokens" or bool(value)
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

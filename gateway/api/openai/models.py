@@ -18,6 +18,9 @@ from gateway.text.tokenizer import Conversation
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 from slipstream.v1 import types_pb2
 
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""What transformers makes of a `tokenizer.json`, which is what this server reads."""
+
 
 class TokenizeRequest(ConversationFields):
     """A prompt, or a conversation with what a chat says of it."""
@@ -56,6 +59,11 @@ def routes(parts: HttpDependencies) -> APIRouter:
         check_name("model", name)
         return _model(name, parts.router.model(name), parts)
 
+    _add_tokenizer(router, parts)
+    return router
+
+
+def _add_tokenizer(router: APIRouter, parts: HttpDependencies) -> None:
     @router.post("/tokenize", response_model=dict[str, Any])
     async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
         """Token ids of a prompt, or of messages as the chat template writes them."""
@@ -88,7 +96,13 @@ def routes(parts: HttpDependencies) -> APIRouter:
         tenant = context_of(request.scope).tenant
         return {"prompt": await parts.tokenizer.decode(asked.tokens, tenant, below=found.vocabulary_size)}
 
-    return router
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """What `tokenizer_config.json` says of the tokenizer: its special tokens by their names, and the chat template
+        of requests without tools."""
+        template, tokens = parts.tokenizer.chat_template.given, dict(parts.tokenizer.special_tokens)
+        source = "" if template is None else template.templates.get("default", "")
+        return {"tokenizer_class": TOKENIZER_CLASS, **tokens} | ({"chat_template": source} if source else {})
 
 
 def _served(parts: HttpDependencies, name: str) -> types_pb2.ModelInfo:

@@ -7,15 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.api.openai.chat import MAX_TOOLS, parsed_arguments
+from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, parsed_arguments
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, reasoning_variables
 from gateway.text.chat_messages import MAX_MESSAGES
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 
 
 class ContentPart(Fields):
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
+    text: str = ""
+    refusal: str = ""
+    """Of a refusal: what the model said instead of an answer."""
 
 
 class InputItem(Fields):
@@ -59,7 +61,9 @@ class InputItem(Fields):
 
 
 def _text(content: str | list[ContentPart] | None) -> str:
-    return content or "" if isinstance(content, str | None) else "\n".join(part.text for part in content)
+    return (
+        content or "" if isinstance(content, str | None) else "\n".join(part.text or part.refusal for part in content)
+    )
 
 
 def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
@@ -147,13 +151,16 @@ class ResponseTokensRequest(SamplingFields):
     def tool_data(self) -> list[dict[str, Any]]:
         if not self.tools or self.tool_choice == "none":
             return []
-        fields = ("name", "description", "parameters")
-        plain = [{name: value for name in fields if (value := getattr(tool, name)) is not None} for tool in self.tools]
+        fields, allowed = ("name", "description", "parameters"), allowed_tools(self.tool_choice)
+        tools = [tool for tool in self.tools if allowed is None or tool.name in allowed]
+        plain = [{name: value for name in fields if (value := getattr(tool, name)) is not None} for tool in tools]
         return [{"type": "function", "function": function} for function in plain]
 
 
 class ResponseRequest(ResponseTokensRequest):
     max_output_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
+    prompt: dict[str, Any] | None = None
+    """A prompt that OpenAI keeps; refused."""
     background: bool | None = None
     """Answer at once, and generate without a client."""
     metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
@@ -170,6 +177,12 @@ class ResponseRequest(ResponseTokensRequest):
                 "A response in the background is read later; leave store: false out.",
                 reason=FIELDS_CONFLICT,
                 field="store",
+            )
+        if self.prompt:
+            raise InvalidArgument(
+                "prompt is not served: nothing is kept under its id; send instructions and input.",
+                reason="FIELD_NOT_SERVED",
+                field="prompt",
             )
         if self.choices != 1:
             raise InvalidArgument("A response has one choice; leave n out.", reason="FIELD_NOT_SERVED", field="n")

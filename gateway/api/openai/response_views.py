@@ -37,8 +37,7 @@ def output_so_far(made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class LoggedEvents:
-    """A response's events, with the log-probabilities of their text. The session's record keeps none: a response that
-    is read again has none either."""
+    """A response's events, with the log-probabilities of their text."""
 
     def __init__(self, events: ResponseEvents) -> None:
         self._events = events

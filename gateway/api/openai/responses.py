@@ -12,6 +12,7 @@ import json
 import re
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -26,7 +27,15 @@ from gateway.api.http.reply import Answer, Follow, Reply, answer_of_events
 from gateway.api.openai.chat import forced_name
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
-from gateway.api.openai.response_fields import Input, InputItem, ResponseRequest, ResponseTokensRequest, messages_of
+from gateway.api.openai.response_fields import (
+    LOGPROBS,
+    Input,
+    InputItem,
+    ResponseRequest,
+    ResponseTokensRequest,
+    messages_of,
+)
+from gateway.api.openai.response_logprobs import with_logprobs
 from gateway.api.openai.response_views import LoggedEvents, input_items, output_so_far, page_of
 from gateway.api.openai.usage import accepted_and_rejected, mixture, speculation_metrics
 from gateway.auth.tenant import Tenant
@@ -139,13 +148,25 @@ def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
         stream: bool = False,
         starting_after: Annotated[int, Query(ge=-1, lt=2**40)] = -1,
     ) -> Answer:
-        """The response as it is, or its events behind a number."""
+        """The response as it is, with `include` its log-probabilities too; or its events behind a number."""
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         session, stored = await _stored(parts, name, context.tenant)
+        include = (*request.query_params.getlist("include"), *request.query_params.getlist("include[]"))
+        if LOGPROBS in include:
+            if stream:
+                raise InvalidArgument(
+                    "Events of a response that is read again have no log-probabilities; read it without stream.",
+                    reason="FIELD_NOT_SERVED",
+                    field="include",
+                )
+            written = await parts.sessions.events_so_far(session.key.id, context.tenant)
+            events = await with_logprobs(parts, context, written, stored.asked.get("top_logprobs") or 0)
+            logged = _present(LoggedEvents(_events(parts, stored)), stored, events)
+            return Answer(lambda reply: reply.send_json(logged), idle_s)
         if stream:
             resume = partial(_resume, parts, session.key.id, context)
             return answer_of_events(_events(parts, stored, starting_after), resume, context, idle_s, stream=True)
-        present = await _present(parts, session.key.id, stored, context.tenant)
+        present = await _read(parts, session.key.id, stored, context.tenant)
         return Answer(lambda reply: reply.send_json(present), idle_s)
 
     @router.get("/v1/responses/{name}/input_items")
@@ -177,7 +198,7 @@ def _add_ending(router: APIRouter, parts: HttpDependencies) -> None:
         tenant = context_of(request.scope).tenant
         session, stored = await _stored(parts, name, tenant)
         await parts.sessions.cancel(session.key.id, tenant)
-        return await _present(parts, session.key.id, stored, tenant)
+        return await _read(parts, session.key.id, stored, tenant)
 
 
 async def _messages(parts: HttpDependencies, input: Input, tenant: Tenant) -> list[dict[str, Any]]:
@@ -209,18 +230,19 @@ async def _items(parts: HttpDependencies, session_id: str, tenant: Tenant) -> li
     """All items of a stored response, those of its input and its output; none where there is no such response."""
     try:
         _, stored = await _stored(parts, PREFIX + session_id, tenant)
-        output = (await _present(parts, session_id, stored, tenant))["output"]
+        output = (await _read(parts, session_id, stored, tenant))["output"]
     except NotFound:
         return []
     return [InputItem.model_validate(item) for item in (*input_items(session_id, stored.messages), *output)]
 
 
-async def _present(parts: HttpDependencies, session_id: str, stored: StoredResponse, tenant: Tenant) -> dict[str, Any]:
+async def _read(parts: HttpDependencies, session_id: str, stored: StoredResponse, tenant: Tenant) -> dict[str, Any]:
     """The response as it is now, with what it has written where it still runs."""
-    made, begun = _events(parts, stored), list[dict[str, Any]]()
-    events = await parts.sessions.events_so_far(session_id, tenant)
-    for event in events:
-        begun += made.read(event)
+    return _present(_events(parts, stored), stored, await parts.sessions.events_so_far(session_id, tenant))
+
+
+def _present(made: ResponseEvents | LoggedEvents, stored: StoredResponse, events: Sequence[Event]) -> dict[str, Any]:
+    begun = [each for event in events for each in made.read(event)]
     started = events[0]
     assert isinstance(started, gateway_pb2.Started)
     return made.whole() or _response(stored, started, output_so_far(begun), None)
@@ -398,6 +420,7 @@ class StoredResponse:
                 f"The conversation is above {limits.size} bytes or {limits.values} commas and brackets; begin another "
                 "one, or send store: false.",
                 reason="CONVERSATION_TOO_LONG",
+                field="input",
             )
         return written
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.text.answers import harmony, json_calls, marked_calls, pythonic_calls, xml_calls
+from gateway.text.answers.argument_grammar import writes
 from gateway.text.answers.reader import AnswerReader, CallBegan, PlainReader, TextReader, Thoughts
 from gateway.text.chat_messages import REASONING, written_call
 from slipstream.errors import FailedPrecondition
@@ -18,7 +19,7 @@ NONE = "none"
 """Reads an answer without tools, or without reasoning."""
 AUTO = "auto"
 JSON = "json"
-"""What a forced call is written as where the format has no JSON to hold it to, or is not known."""
+"""What a forced call is written as where the format is not known, or has no way to hold it to the tool's schema."""
 UNKNOWN = "unknown"
 """Nothing is read as a call."""
 HERMES, LLAMA, MISTRAL, MISTRAL_ARGS = "hermes", "llama3_json", "mistral", "mistral_args"
@@ -155,9 +156,10 @@ def answer_format(
     if not tools:
         return AnswerFormat(NONE, thoughts)
     calls = call_format(template, settings[0])
-    if forced and calls in (UNKNOWN, PYTHONIC, *XML):
-        calls = JSON
     functions = [tool["function"] for tool in tools]
+    apart = calls in (PYTHONIC, *XML)
+    if forced and (calls == UNKNOWN or (apart and not writes(functions, python=calls == PYTHONIC))):
+        calls = JSON
     typed = calls in XML
     types = {each["name"]: xml_calls.types_of(each.get("parameters")) if typed else {} for each in functions}
     return AnswerFormat(calls, thoughts, types, single)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.text.answers import formats, harmony, json_calls, marked_calls
+from gateway.text.answers import argument_grammar, formats, harmony, json_calls, marked_calls
 from gateway.text.answers.formats import THOUGHTS, AnswerFormat
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, StructuredOutput, without_annotations
@@ -20,6 +20,11 @@ OPEN, CLOSED, PLAIN = "open", "closed", "plain"
 """How the prompt ends: within reasoning, behind it, or with neither of its marks."""
 _SHARED = ("$defs", "definitions")
 """Parts of a schema that its references name from the root."""
+_APART = {
+    formats.QWEN_CODER: argument_grammar.qwen_call,
+    formats.GLM: argument_grammar.glm_call,
+    formats.PYTHONIC: argument_grammar.python_call,
+}
 _ESCAPED = re.compile(r"\\.|/|\n", re.DOTALL)
 
 ControlToken = Callable[[str], int | None]
@@ -73,7 +78,7 @@ class _Notation:
         """Any text, and the mark behind it."""
         token = self._control_token(mark)
         if token is None:
-            return self.rule(f"rest[suffix={json.dumps(mark)}]", "/(?s:.*)/").partition("[")[0]
+            return self.rule(f"rest_{len(self.rules)}[suffix={json.dumps(mark)}]", "/(?s:.*)/").partition("[")[0]
         return f"{self.text()}? <[{token}]>"
 
     def text(self) -> str:
@@ -90,7 +95,7 @@ def _functions(tools: Tools, name: str) -> list[Mapping[str, Any]]:
     functions = [tool["function"] for tool in tools if name in (ANY, tool["function"]["name"])]
     if not functions:
         wanted = f"no tool is called {name!r}" if name else "there are no tools"
-        raise InvalidArgument(f"tool_choice forces a call, but {wanted}.", reason="TOOL_CHOICE")
+        raise InvalidArgument(f"tool_choice forces a call, but {wanted}.", reason="TOOL_CHOICE", field="tool_choice")
     return functions
 
 
@@ -117,6 +122,8 @@ class _Forced:
             return self._named(*header, kimi.JSON, index="/:[0-9]{1,4}/", end=(kimi.CALL_END, kimi.CALLS_END))
         if format in (formats.DEEPSEEK_V3, formats.DEEPSEEK_V31):
             return self._deepseek()
+        if format in _APART:
+            return self._call(_APART[format](self.notation, self.functions))
         if format == formats.HARMONY:
             to = f'{mark(harmony.CHANNEL)} "commentary to=functions."', "{}"
             return self._named(*to, harmony.MESSAGE, index=f'" " {mark(harmony.CONSTRAIN)} "json"')
@@ -215,11 +222,15 @@ def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
         for part in _SHARED:
             found = parameters.pop(part, None) or {}
             if not isinstance(found, dict):
-                raise InvalidArgument(f"{part} in a tool's parameters is no object.", reason="TOOL_CHOICE")
+                raise InvalidArgument(
+                    f"{part} in a tool's parameters is no object.", reason="TOOL_CHOICE", field="tool_choice"
+                )
             for key, value in found.items():
                 if shared.setdefault(part, {}).setdefault(key, value) != value:
                     raise InvalidArgument(
-                        f"Two tools define {part}/{key} differently; name one in tool_choice.", reason="TOOL_CHOICE"
+                        f"Two tools define {part}/{key} differently; name one in tool_choice.",
+                        reason="TOOL_CHOICE",
+                        field="tool_choice",
                     )
         fields = {"name": {"const": function["name"]}, arguments: parameters}
         calls.append({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False})

@@ -18,6 +18,8 @@ KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 STRING, NULL = "string", "null"
 MOST_LITERAL = 10_000
 """Characters of a value that are read as Python's: more take milliseconds."""
+MOST_REFERENCES = 16
+"""Schemas that a reference leads to, one after the other."""
 _WORDS = {"True": True, "False": False, "true": True, "false": False, "None": None}
 
 Types = Mapping[str, Mapping[str, Collection[str]]]
@@ -29,7 +31,23 @@ def types_of(parameters: Mapping[str, Any] | None) -> dict[str, list[str]]:
     properties = (parameters or {}).get("properties")
     if not isinstance(properties, Mapping):
         return {}
-    return {str(name): sorted(_types(schema)) for name, schema in properties.items()}
+    root = parameters or {}
+    return {str(name): sorted(_types(resolved(schema, root))) for name, schema in properties.items()}
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a schema refers to within the one around it; itself where it refers to nothing, or to nothing there is."""
+    for _ in range(MOST_REFERENCES):
+        name = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(name, str) or not name.startswith("#/"):
+            break
+        found: Any = root
+        for part in name[2:].split("/"):
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        if found is None:
+            break
+        schema = found
+    return schema
 
 
 def _types(schema: Any) -> set[str]:

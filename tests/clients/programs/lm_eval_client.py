@@ -26,21 +26,25 @@ with tempfile.TemporaryDirectory() as folder:
         "target_delimiter": "",
         "metric_list": [{"metric": "acc"}],
     }
-    found = lm_eval.simple_evaluate(
-        model="local-completions",
-        model_args={
-            "model": "alias",
-            "base_url": f"{sys.argv[1]}/v1/completions",
-            "tokenizer": sys.argv[2],
-            "tokenizer_backend": "huggingface",
-            "max_length": 1024,
-            "max_retries": 1,
-        },
-        tasks=[task],
-        bootstrap_iters=0,
-    )
-samples = found["samples"]["cases"]
-likelihoods = [float(answer[0]) for sample in samples for answer in sample["filtered_resps"]]
-assert len(likelihoods) == 4 and all(value < 0.0 for value in likelihoods), likelihoods
-assert found["results"]["cases"]["acc,none"] == 1.0, likelihoods
+    likelihoods = {}
+    for backend in ("huggingface", "remote"):  # a tokenizer of its own, or /tokenizer_info, /tokenize and /detokenize
+        found = lm_eval.simple_evaluate(
+            model="local-completions",
+            model_args={
+                "model": "alias",
+                "base_url": f"{sys.argv[1]}/v1/completions",
+                "tokenizer": sys.argv[2] if backend == "huggingface" else None,
+                "tokenizer_backend": backend,
+                "max_length": 1024,
+                "max_retries": 1,
+            },
+            tasks=[task],
+            bootstrap_iters=0,
+        )
+        samples = found["samples"]["cases"]
+        likelihoods[backend] = [float(answer[0]) for sample in samples for answer in sample["filtered_resps"]]
+        assert found["results"]["cases"]["acc,none"] == 1.0, likelihoods
+assert len(likelihoods["huggingface"]) == 4 and all(value < 0.0 for value in likelihoods["huggingface"]), likelihoods
 print("done loglikelihood")
+assert all(abs(a - b) < 1e-3 for a, b in zip(*likelihoods.values(), strict=True)), likelihoods
+print("done remote")

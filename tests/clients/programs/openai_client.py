@@ -1,5 +1,6 @@
 """OpenAI's SDK: python openai_client.py URL."""
 
+import json
 import sys
 import time
 
@@ -32,6 +33,11 @@ whole = client.completions.create(**asked | {"max_tokens": 0}, echo=True, logpro
 assert whole.text == asked["prompt"] and whole.logprobs.token_logprobs[0] is None
 print("done echo")
 
+bad = made.choices[0].text.split()[0]
+without = client.completions.create(**asked, extra_body={"bad_words": [bad]}).choices[0].text
+assert without != made.choices[0].text and not without.lstrip().startswith(bad)
+print("done words")
+
 chat = {"model": model, "messages": SAID, "max_completion_tokens": 12, "temperature": 0.0}
 answer = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2)
 assert answer.choices[0].message.content is not None and answer.choices[0].logprobs.content
@@ -49,6 +55,15 @@ format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCH
 parsed = client.chat.completions.create(**chat | {"max_completion_tokens": 60}, response_format=format)
 assert parsed.choices[0].finish_reason == "stop" and parsed.choices[0].message.content.startswith("{")
 print("done schema")
+
+function = {"name": "look", "parameters": SCHEMA}
+look = {"functions": [function], "function_call": {"name": "look"}, "max_completion_tokens": 60}
+called = client.chat.completions.create(**chat | look).choices[0].message
+assert called.function_call.name == "look" and not called.tool_calls
+json.loads(called.function_call.arguments)
+said = [*SAID, called.model_dump(exclude_none=True), {"role": "function", "name": "look", "content": "It is."}]
+assert client.chat.completions.create(**chat | {"messages": said}, functions=[function]).choices
+print("done functions")
 
 told = client.responses.create(
     model=model, input="Is 2 even?", max_output_tokens=12, include=["message.output_text.logprobs"], temperature=0.0

@@ -39,6 +39,13 @@ def test_offsets_are_into_the_text_also_where_a_stream_is_cut_within_a_character
         assert found == wanted
 
 
+def test_bytes_that_are_no_utf8_count_as_what_stands_for_them() -> None:
+    tokens = [b"ab", b"\x97", b"\xa5'", b"\xe4\xb8", b"!", b"c"]
+    text = b"".join(tokens).decode(errors="replace")
+    found = completion_logprobs([logprob(token) for token in tokens], 0, text)["text_offset"]
+    assert found == [0, 2, 3, 5, 5, 7] and text == "ab\ufffd\ufffd'\ufffd!c"
+
+
 def test_a_token_without_text_moves_no_offset() -> None:
     end = gateway_pb2.Logprob(token=gateway_pb2.TokenText(text="<|end|>"), logprob=-1.0)
     assert completion_logprobs([logprob(b"ab"), end, logprob(b"c")], 5, "abc")["text_offset"] == [5, 7, 7]

@@ -164,7 +164,20 @@ async def test_hints_that_cannot_be_right_are_refused(asked: dict[str, Any], rea
         ({"sampling": {"allowed_token_ids": [3, 50]}}, "allowed_token_ids holds token 50"),
         ({"sampling": {"allowed_token_ids": [3] * 1025}}, "more than 1024"),
         ({"sampling": {"allowed_token_ids": [3]}, "structured_output": {"json_object": True}}, "exclude each other"),
-        ({"sampling": {"allowed_token_ids": [49, 3]}, "min_tokens": 1, "stop_token_ids": [3]}, "stop tokens alone"),
+        ({"sampling": {"allowed_token_ids": [49, 3]}, "min_tokens": 1, "stop_token_ids": [3]}, "tokens alone"),
+        ({"sampling": {"bad_words_ids": [{"token_ids": [3, 50]}]}}, "bad_words_ids holds token 50"),
+        ({"sampling": {"bad_words_ids": [{"token_ids": [3] * 1025}]}}, "more than 1024"),
+        ({"sampling": {"bad_words_ids": [{}]}}, "without tokens"),
+        ({"sampling": {"bad_words_ids": [{"token_ids": [each]} for each in range(50)]}}, "no token"),
+        ({"sampling": {"bad_words_ids": [{"token_ids": [4, 3]}], "allowed_token_ids": [3]}}, "tokens alone"),
+        ({"bad_words": ["a"] * 257}, "more than 256"),
+        ({"bad_words": ["a" * 8193]}, "8193 bytes"),
+        ({"bad_words": ["a", " "]}, "is empty"),
+        ({"bad_words": ["a"], "structured_output": {"json_object": True}}, "exclude each other"),
+        ({"reasoning_limit": {"begin_token_id": 4, "end_token_id": 4}}, "one token as both"),
+        ({"reasoning_limit": {"begin_token_id": 4, "end_token_id": 50}}, "holds token 50"),
+        ({"reasoning_limit": {"end_token_id": 5}, "sampling": {"allowed_token_ids": [3]}}, "that ends reasoning"),
+        ({"reasoning_limit": {"end_token_id": 5}, "structured_output": {"json_object": True}}, "exclude each other"),
     ],
 )
 async def test_an_output_that_no_token_may_begin_is_refused(asked: dict[str, Any], fault: str) -> None:
@@ -186,6 +199,9 @@ SAMPLINGS = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 49), st.floats(-100, 100), max_size=3),
     seed=st.none() | st.integers(0, 2**64 - 1),
     allowed_token_ids=TOKENS,
+    bad_words_ids=st.lists(
+        st.builds(gateway_pb2.TokenIds, token_ids=st.lists(st.integers(0, 20), min_size=1)), max_size=2
+    ),
 )
 SPECULATIONS = st.builds(
     gateway_pb2.SpeculationOptions, disabled=st.booleans(), max_draft_tokens=st.none() | st.integers(0, 100)

@@ -32,6 +32,9 @@ SAMPLINGS = st.builds(
     seed=st.integers(0, 2**64 - 1),
     acceptance=st.sampled_from(ACCEPTANCE_RULES),
     allowed_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
+    bad_words_ids=st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4).map(tuple), max_size=3).map(
+        tuple
+    ),
 )
 
 

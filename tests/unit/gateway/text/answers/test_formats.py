@@ -21,8 +21,6 @@ from gateway.text.answers.formats import (
     MISTRAL,
     MISTRAL_THINK,
     NONE,
-    PYTHONIC,
-    QWEN_CODER,
     SEED_THINK,
     THINK,
     UNKNOWN,
@@ -70,7 +68,7 @@ def test_a_forced_call_is_json_where_the_format_has_none_to_hold_it_to() -> None
     settings = (AUTO, AUTO)
     for name, template in TEMPLATES.items():
         made = answer_format("{{ tools }}" + template, [TOOL], settings, forced=True)
-        assert made.calls == (JSON if name in (UNKNOWN, PYTHONIC, QWEN_CODER, GLM) else name)
+        assert made.calls == (JSON if name == UNKNOWN else name)
         assert answer_format("{{ tools }}" + template, [TOOL], settings).calls == name
         assert answer_format(template, [], settings).calls == NONE
     assert answer_format("{{ tools }}" + TEMPLATES[UNKNOWN], [TOOL], settings).plain

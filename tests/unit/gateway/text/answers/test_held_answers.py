@@ -22,6 +22,7 @@ from gateway.text.answers.formats import (
     QWEN_CODER,
     THINK,
     AnswerFormat,
+    answer_format,
 )
 from gateway.text.answers.grammar import ANY, CLOSED, OPEN, PLAIN, structure_of
 from gateway.text.detokenizer import TokenDecoder
@@ -35,7 +36,7 @@ from tests.grammars import END, allowed, place, spelled, tokenizer
 CITY = {"enum": ["Bern", "Ulm"]}
 WEATHER = {"type": "object", "properties": {"at": CITY}, "required": ["at"], "additionalProperties": False}
 SHARED = {**WEATHER, "properties": {"at": {"$ref": "#/$defs/City"}}, "$defs": {"City": CITY}}
-HELD = [name for name in (*CALLS, JSON) if name not in (GLM, QWEN_CODER, PYTHONIC)]
+HELD = [*CALLS, JSON]
 """Formats in which a call is forced."""
 TOOLS = {"weather": {}, "wind": {}}
 ANSWER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -77,6 +78,76 @@ def test_every_text_of_the_language_is_one_call_of_a_tool_that_was_asked_for(
             assert call.name == "wind" or not name
             named.add(call.name)
     assert named == {"weather", "wind"}
+
+
+RICH = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "Any."},
+        "days": {"type": "integer", "minimum": 1},
+        "city": {"$ref": "#/$defs/City"},
+        "deep": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/City"}, "maxItems": 2},
+    },
+    "required": ["text", "days"],
+    "$defs": {"City": {"type": "string", "enum": ["Bern", "7"]}},
+}
+FULL = {"text": 'a <b> "c"\nd', "days": 3, "city": "7", "deep": True, "note": "no", "tags": ["Bern"]}
+APART = (QWEN_CODER, GLM, PYTHONIC)
+
+
+def apart(format: str, arguments: dict[str, Any]) -> str:
+    """A call of `look` as the family writes it."""
+    if format == PYTHONIC:
+        said = {key: json.dumps(each) if isinstance(each, list) else repr(each) for key, each in arguments.items()}
+        return f"[look({', '.join(f'{key}={each}' for key, each in said.items())})]"
+    said = {key: each if isinstance(each, str) else json.dumps(each) for key, each in arguments.items()}
+    if format == QWEN_CODER:
+        written = "".join(f"<parameter={key}>\n{each}\n</parameter>\n" for key, each in said.items())
+        return f"<tool_call>\n<function=look>\n{written}</function>\n</tool_call>"
+    written = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{each}</arg_value>\n" for key, each in said.items())
+    return f"<tool_call>look\n{written}</tool_call>"
+
+
+@pytest.mark.parametrize("special", [True, False, None], ids=["special", "added", "text"])
+@pytest.mark.parametrize("format", APART)
+def test_arguments_apart_are_held_to_their_schemas(format: str, special: bool | None) -> None:
+    tools = [tool("look", RICH)]
+    answer = answer_format("{{ tools }}", tools, (format, NONE), forced=True)
+    assert answer.calls == format
+    model = Marked(answer, special)
+
+    def takes(arguments: dict[str, Any], **others: Any) -> bool:
+        return model.takes(model.structure(answer, "look", None, PLAIN, tools), apart(format, arguments | others))
+
+    least = {key: FULL[key] for key in RICH["required"]}
+    for given in (FULL, least, least | {"deep": False}, least | {"tags": []}, least | {"city": "Bern", "tags": ["7"]}):
+        assert takes(given)
+        (call,) = read(answer, [apart(format, given)])
+        assert isinstance(call, Call) and json.loads(call.arguments) == given
+    assert not takes({"text": "a"}) and not takes({"days": 3}) and not takes(least, days=0)
+    assert not takes(least, city="Ulm") and not takes(least, tags=["Ulm"]) and not takes(least, other=1)
+    if format == PYTHONIC:
+        assert takes(least, note=None) and not takes(least, deep="x")
+
+
+@pytest.mark.parametrize("format", APART)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"anyOf": [WEATHER, {"type": "null"}]},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]},
+        {"type": "object", "properties": {"a b": {"type": "integer"}}},
+        {"type": "object", "properties": {}, "minProperties": 1},
+    ],
+)
+def test_what_arguments_apart_cannot_be_held_to_is_written_as_json(format: str, parameters: dict[str, Any]) -> None:
+    assert answer_format("{{ tools }}", [tool("look", parameters)], (format, NONE), forced=True).calls == JSON
+    plain = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
+    xml = answer_format("{{ tools }}", [tool("look", plain)], (format, NONE), forced=True).calls
+    assert xml == (PYTHONIC if format == PYTHONIC else JSON)
+    assert answer_format("{{ tools }}", [tool("look", None)], (format, NONE), forced=True).calls == format
 
 
 def test_a_choice_of_the_model_holds_it_to_nothing_and_an_impossible_one_is_refused() -> None:
@@ -129,8 +200,15 @@ class Marked:
         self._grammars = Grammars(lambda: encoder, fingerprint(encoder), size, [self.end])
         self._control_token = TokenDecoder(encoder).control_token
 
-    def structure(self, format: AnswerFormat, name: str | None, own: StructuredOutput | None, end: str) -> Cursor:
-        made = structure_of(format, BOTH, name, own, lambda: end, self._control_token)
+    def structure(
+        self,
+        format: AnswerFormat,
+        name: str | None,
+        own: StructuredOutput | None,
+        end: str,
+        tools: list[dict[str, Any]] = BOTH,
+    ) -> Cursor:
+        made = structure_of(format, tools, name, own, lambda: end, self._control_token)
         assert made is not None
         return self._grammars.compile(made).result().cursor()
 

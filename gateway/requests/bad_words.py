@@ -1,0 +1,50 @@
+"""Words that an output does not have, as sequences of tokens: vLLM's `bad_words`.
+
+As there, a word is forbidden as it is spelled at the beginning of a text and as it is spelled behind a space, each by
+its last token, where those before it are the output's last. Unlike there, the second is never left out. Other tokens
+may spell the same word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.auth.tenant import Tenant
+from gateway.text.tokenizer import Tokenizer
+from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument
+from slipstream.speculation.sampling_params import SamplingParams
+
+MOST_WORDS = 256
+MOST_BYTES = 8192
+"""Of all words of a request: encoding them takes some milliseconds."""
+
+
+def check_bad_words(words: Sequence[str]) -> None:
+    """Raises InvalidArgument for more than a request may have, and for a word that is empty or only space."""
+    if len(words) > MOST_WORDS:
+        raise InvalidArgument(
+            f"bad_words holds more than {MOST_WORDS} words; send fewer.",
+            reason=TOO_MANY_ITEMS,
+            field="bad_words",
+            numbers={"items": len(words), "limit": MOST_WORDS},
+        )
+    size = sum(len(word.encode()) for word in words)
+    if size > MOST_BYTES:
+        raise InvalidArgument(
+            f"bad_words have {size} bytes in all; send at most {MOST_BYTES}.",
+            reason="TEXT_TOO_LONG",
+            field="bad_words",
+            numbers={"bytes": size, "limit": MOST_BYTES},
+        )
+    if not all(word.strip() for word in words):
+        raise InvalidArgument("A word of bad_words is empty; leave it out.", reason="NO_TOKENS", field="bad_words")
+
+
+async def with_bad_words(
+    sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer, tenant: Tenant
+) -> SamplingParams:
+    """The parameters with the words' tokens. Raises InvalidArgument for more tokens than they may name."""
+    spelled = [spelling for word in words for spelling in (word.lstrip(), f" {word.lstrip()}")]
+    found = [tuple(await tokenizer.encode_middle(each, tenant)) for each in spelled]
+    return replace(sampling, bad_words_ids=tuple(dict.fromkeys([*sampling.bad_words_ids, *filter(None, found)])))
