@@ -27,6 +27,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 IDLE_ORIGIN = "127.0.0.2"
 _numbers = count()
 
+MORE_WORDS = " and many more words"
 OUTPUT = 100
 """Tokens of a session that is resumed and branched."""
 OUR_FAULT = ("500", "INTERNAL", "UNKNOWN")
@@ -169,7 +170,7 @@ def _content(kind: str, target: str, model: str, size: int) -> bytes:
     if kind == "predictions":
         return json.dumps(body | {"n": 128, "prediction": {"type": "content", "content": long(size)}}).encode()
     if kind == "messages":
-        said = [{"role": "user", "content": f"m {number}"} for number in range(10_000)]
+        said = [{"role": "user", "content": f"m {number}{MORE_WORDS}"} for number in range(10_000)]
         body = {name: value for name, value in body.items() if name not in ("prompt", "messages")}
         return json.dumps(body | {"messages": said}).encode()
     assert kind == "token ids"
@@ -194,7 +195,7 @@ async def long_text(attacker: Attacker, target: str) -> str:
 async def messages(attacker: Attacker, target: str) -> str:
     if not _is_rpc(target):
         return await _fixed("messages")(attacker, target)
-    chat = gateway_pb2.Chat(messages=[_message(f"m {number}") for number in range(10_000)])
+    chat = gateway_pb2.Chat(messages=[_message(f"m {number}{MORE_WORDS}") for number in range(10_000)])
     return await call(
         attacker.stub.Generate(gateway_pb2.GenerateRequest(chat=chat, max_tokens=1, model=attacker.model))
     )
