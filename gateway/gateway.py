@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
+from gateway.auth.loop_turns import take_turns
 from gateway.config import BESIDES_BYTES, BODY_FACTOR, GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.sampling_defaults import read_sampling_defaults
@@ -171,6 +172,7 @@ def _sampling_defaults(config: GatewayConfig) -> types_pb2.SamplingOptions:
 
 async def serve(config: GatewayConfig) -> None:
     """Run a gateway until SIGTERM or SIGINT; print a line on standard output when it can serve."""
+    take_turns(asyncio.get_running_loop())
     certificates = certificates_from_env()
     async with (
         tracing_from_env("slipstream-gateway") as tracing,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from gateway.auth.loop_turns import TENANT
 from gateway.auth.tenant import MINUTE_S, Tenant, TenantLimits
 from gateway.store.quota import SharedQuota
 from slipstream.client.gateway_endpoint import KEY_NAME, digest
@@ -80,13 +81,15 @@ class ApiKeys:
     async def authenticate(self, call: Credentials) -> Tenant:
         """The tenant of the key in a call's headers, which is charged one request. Raises Unauthenticated for no key or
         an unknown one, ResourceExhausted above the key's rate, and for an address that sent too many wrong keys. A good
-        key opens wherever it comes from: an address may be that of many."""
+        key opens wherever it comes from: an address may be that of many. From here on what the calling task does is the
+        tenant's."""
         self._refresh()
         tenant = self._find(_bearer(call))
         if tenant is None:
             self._attempts.fail(call.peer)
             wanted = "send `authorization: Bearer KEY` with a key of this gateway, as HTTP header or metadata"
             raise Unauthenticated(f"{wanted} (commands take it from SLIPSTREAM_API_KEY).")
+        TENANT.set(tenant.name)
         await tenant.arrive()
         return tenant
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.auth.tenant import Tenant
-from gateway.text.chat_messages import Message, chat_goes_on, goes_on
+from gateway.text.chat_messages import MAX_MESSAGES, Message, chat_goes_on, goes_on
 from gateway.text.tokenizer import Tokenizer, is_short
 from gateway.work.once import Once
 from slipstream.v1 import gateway_pb2
@@ -103,18 +103,23 @@ def chat_of(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> RequestText:
-    """A conversation, of which templates may leave anything out."""
+    """A conversation."""
+    least = tokenizer.least_chat_tokens(messages, tools, variables)
     short = is_short([messages, tools, variables])
 
     async def encode(most: int, tenant: Tenant) -> Sequence[int]:
         return await tokenizer.encode_chat(messages, tools, variables, most, tenant=tenant)
 
-    return RequestText(1, encode, short=short, goes_on=goes_on(variables or {}), ends=tokenizer.chat_template.stops)
+    return RequestText(least, encode, short=short, goes_on=goes_on(variables or {}), ends=tokenizer.chat_template.stops)
 
 
 def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> RequestText:
     """A conversation as gRPC's clients send it."""
     stops = tokenizer.chat_template.stops
+    said = [{"role": each.role, "content": each.content} for each in chat.messages[: MAX_MESSAGES + 1]]
+    # Another of the model's templates may be named there, and fields may replace what a message says.
+    plain = not chat.template_variables_json and not any(each.fields_json for each in chat.messages)
+    least = tokenizer.least_chat_tokens(said) if plain else 1
     return RequestText(
-        1, lambda most, tenant: tokenizer.encode_message(chat, most, tenant), goes_on=chat_goes_on(chat), ends=stops
+        least, lambda most, tenant: tokenizer.encode_message(chat, most, tenant), goes_on=chat_goes_on(chat), ends=stops
     )

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Encoder
 
 from gateway.auth.tenant import Tenant
 from gateway.text.chat_messages import Message, read_chat
+from gateway.text.chat_size import ChatSize, least_tokens
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.encoding import MIDDLE, RENDERED, WHOLE, TextEncoding
@@ -52,6 +53,7 @@ class Tokenizer:
         self.work = work
         self._max_bytes = max_bytes
         self._grammars: dict[tuple[object, ...], Grammars] = {}
+        self._chat_size = ChatSize(self.encoding.chat_template)
         self.fingerprint = fingerprint(encoder)
         self.longest_token = self.encoding.token_bytes.longest
         """Most bytes of a text for one token; 0 where that is not known."""
@@ -67,6 +69,16 @@ class Tokenizer:
         if not self.longest_token:
             return min(1, size)
         return -(-self.encoding.token_bytes.size(text) // self.longest_token)
+
+    def least_chat_tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Tokens that a conversation has at least in the chat template; nothing of it is rendered."""
+        texts = self._chat_size.texts(messages, tools, variables or {})
+        return least_tokens(texts, self.encoding.token_bytes.size, self.longest_token)
 
     async def encode(self, text: str, tenant: Tenant) -> Sequence[int]:
         """Token ids of a whole text, with the special tokens that the tokenizer puts around it. Raises InvalidArgument

@@ -27,6 +27,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 IDLE_ORIGIN = "127.0.0.2"
 _numbers = count()
 
+MORE_WORDS = " and many more words"
 OUTPUT = 100
 """Tokens of a session that is resumed and branched."""
 OUR_FAULT = ("500", "INTERNAL", "UNKNOWN")
@@ -169,7 +170,7 @@ def _content(kind: str, target: str, model: str, size: int) -> bytes:
     if kind == "predictions":
         return json.dumps(body | {"n": 128, "prediction": {"type": "content", "content": long(size)}}).encode()
     if kind == "messages":
-        said = [{"role": "user", "content": f"m {number}"} for number in range(10_000)]
+        said = [{"role": "user", "content": f"m {number}{MORE_WORDS}"} for number in range(10_000)]
         body = {name: value for name, value in body.items() if name not in ("prompt", "messages")}
         return json.dumps(body | {"messages": said}).encode()
     assert kind == "token ids"
@@ -194,7 +195,7 @@ async def long_text(attacker: Attacker, target: str) -> str:
 async def messages(attacker: Attacker, target: str) -> str:
     if not _is_rpc(target):
         return await _fixed("messages")(attacker, target)
-    chat = gateway_pb2.Chat(messages=[_message(f"m {number}") for number in range(10_000)])
+    chat = gateway_pb2.Chat(messages=[_message(f"m {number}{MORE_WORDS}") for number in range(10_000)])
     return await call(
         attacker.stub.Generate(gateway_pb2.GenerateRequest(chat=chat, max_tokens=1, model=attacker.model))
     )
@@ -347,6 +348,67 @@ async def watch(attacker: Attacker, target: str) -> str:
             each.cancel()
 
 
+async def cancelled(attacker: Attacker, target: str) -> str:
+    """A session whose client leaves as soon as it is there, in the middle of its prompt."""
+    text = f"{next(_numbers)}: " + "x = 1\n" * (attacker.most_prompt // 5)
+    asked = gateway_pb2.GenerateRequest(prompt=text, max_tokens=500, ignore_eos=True, model=attacker.model)
+    return await _left(attacker.stub.Generate(asked))
+
+
+async def taken_up(attacker: Attacker, target: str) -> str:
+    """A session that waits in its record, taken up and left again before it has computed its prompt."""
+    async with attacker.one_at_a_time:
+        if not attacker.sessions:
+            text = "x = 1\n" * (attacker.most_prompt // 5)
+            asked = gateway_pb2.GenerateRequest(prompt=text, max_tokens=500, ignore_eos=True, model=attacker.model)
+            answer = attacker.stub.Generate(asked)
+            async for event in answer:
+                if event.HasField("started"):
+                    attacker.sessions.append(event.started.session_id)
+                    break
+            answer.cancel()
+    return await _left(attacker.stub.Resume(gateway_pb2.ResumeRequest(session_id=attacker.sessions[0])))
+
+
+async def _left(answer: Any) -> str:
+    """Reads one event of a stream and leaves it."""
+    try:
+        await answer.read()
+        return "cancelled"
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    finally:
+        answer.cancel()
+
+
+async def disconnects(attacker: Attacker, target: str) -> str:
+    """A stream over HTTP whose connection is closed at its first byte."""
+    body = json.dumps(text_of(target, f"{next(_numbers)}: x", 500, stream=True) | {"model": attacker.model}).encode()
+    headers = {"content-type": "application/json", "x-api-key": attacker.http.headers["authorization"][7:]}
+    try:
+        async with attacker.http.stream("POST", target.split()[1], content=body, headers=headers) as response:
+            async for _ in response.aiter_raw():
+                break
+            return "" if response.status_code == 200 else str(response.status_code)
+    except httpx.TransportError:
+        return "closed"
+
+
+async def odd_texts(attacker: Attacker, target: str) -> str:
+    """Marks on marks, joined signs and signs of many bytes, in texts that are just short enough for the event loop."""
+    number = next(_numbers)
+    odd = (
+        "e" + "\u0301\u0323" * 40,
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+        "\ufdfa\u0390",
+        "\u202e\ue000\U000e0041",
+    )
+    text = f"{number}" + (odd[number % len(odd)] * 2048)[: 2047 - len(str(number))]
+    if _is_rpc(target):
+        return await call(attacker.stub.Tokenize(gateway_pb2.TokenizeRequest(text=text, model=attacker.model)))
+    return await post(attacker, target, json.dumps(text_of(target, text, 1) | {"model": attacker.model}).encode())
+
+
 async def requests(attacker: Attacker, target: str) -> str:
     if not _is_rpc(target):
         method, path = target.split()
@@ -397,4 +459,9 @@ ATTACKS: dict[str, Attack] = {
     "idle connections": Attack(idle, 8),
     "streams of health": Attack(watch, 4),
     "requests": Attack(requests, 16),
+    "many requests": Attack(requests, 256),
+    "sessions left at once": Attack(cancelled, 16),
+    "sessions taken up and left": Attack(taken_up, 16),
+    "streams closed at once": Attack(disconnects, 16),
+    "odd texts": Attack(odd_texts, 64),
 }

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-RESOURCES = ("loop", "threads", "memory", "kv", "steps", "connections", "store", "log")
+RESOURCES = ("loop", "threads", "memory", "kv", "steps", "connections", "store", "log", "turnover")
 """Time of the event loop; threads and working processes; the gateway's memory; the verifier's KV; tokens of its steps;
-connections and streams; records of sessions; lines of the log."""
+connections and streams; records of sessions; lines of the log; what opening a session and leaving it takes."""
 NONE = "none: "
 
 Row = dict[str, str]
@@ -15,6 +15,7 @@ _NO_MODEL: Row = {
     "kv": NONE + "no model reads it",
     "steps": NONE + "no model reads it",
     "store": NONE + "it makes and changes no session",
+    "turnover": NONE + "it opens no session",
 }
 _QUIET: Row = {"log": NONE + "no line is written for a request"}
 _PLAIN: Row = (
@@ -31,6 +32,7 @@ _RPC = _PLAIN | {"connections": "streams of health"}
 _OPERATOR = {"loop": NONE + "only operators get past the key, which is all that is looked at"}
 _BODY: Row = _HTTP | {"loop": "escapes", "threads": "long text", "memory": "values", "log": "unknown fields"}
 _GENERATE: Row = _BODY | {"kv": "long prompts", "steps": "long texts", "store": "short texts"}
+_GENERATE |= {"turnover": "streams closed at once"}
 _STREAM: Row = {"connections": "unread streams"}
 
 HTTP: dict[str, Row] = {
@@ -53,10 +55,10 @@ HTTP: dict[str, Row] = {
     "POST /v1/responses/{name}/cancel": _GET,
     "POST /v1/messages": _GENERATE | {"threads": "messages"},
     "POST /v1/messages/count_tokens": _BODY | _NO_MODEL | {"threads": "messages"},
-    "GET /v1/models": _GET,
+    "GET /v1/models": _GET | {"loop": "many requests"},
     "GET /v1/models/{name:path}": _GET,
     "GET /tokenizer_info": _GET,
-    "POST /tokenize": _BODY | _NO_MODEL | {"threads": "messages"},
+    "POST /tokenize": _BODY | _NO_MODEL | {"threads": "messages", "loop": "odd texts"},
     "POST /detokenize": _BODY | _NO_MODEL | {"threads": "token ids"},
     "GET /playground/fleet": _GET | _OPERATOR,
 } | {
@@ -83,6 +85,7 @@ RPCS: dict[str, Row] = {
         "steps": "long texts",
         "connections": "unread streams",
         "store": "short texts",
+        "turnover": "sessions left at once",
     }
     | _QUIET,
     "slipstream.v1.GatewayService/Resume": _RPC
@@ -92,13 +95,15 @@ RPCS: dict[str, Row] = {
         "kv": NONE + "a session that ended is only read; a running one has its KV",
         "steps": "resumes",
         "store": "resumes",
+        "turnover": "sessions taken up and left",
     },
     "slipstream.v1.GatewayService/Rollback": _RPC
     | {"loop": "branches", "threads": "edits", "memory": "branches", "store": "branches"},
     "slipstream.v1.GatewayService/Cancel": _RPC,
     "slipstream.v1.GatewayService/GetSession": _RPC | {"memory": "requests"},
-    "slipstream.v1.GatewayService/ListModels": _RPC,
-    "slipstream.v1.GatewayService/Tokenize": _RPC | {"threads": "long text", "memory": "above 4 MiB"},
+    "slipstream.v1.GatewayService/ListModels": _RPC | {"loop": "many requests"},
+    "slipstream.v1.GatewayService/Tokenize": _RPC
+    | {"loop": "odd texts", "threads": "long text", "memory": "above 4 MiB"},
     "slipstream.v1.GatewayService/GetFleet": _RPC | _OPERATOR,
     "slipstream.v1.GatewayService/GetExperiment": _RPC | _OPERATOR,
     "grpc.health.v1.Health/Check": _RPC,

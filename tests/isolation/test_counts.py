@@ -44,7 +44,10 @@ FREE = {"escapes", "values", "above 4 MiB"}
 """Refused without any work, where a model would read it: only what is to be counted may be longer."""
 SIZED = {"long text", "predictions", "edits"}
 """Refused for their bytes once the body is parsed, without being encoded."""
+UNRENDERED = {"messages"}
+"""Refused for their bytes once the body is parsed, without being rendered."""
 COUNTING = {"POST /tokenize", "POST /detokenize", "slipstream.v1.GatewayService/Tokenize"}
+COUNTING |= {"POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens"}
 LENGTH = 20_000
 """Tokens, which are bytes, that the model takes."""
 TEXT_BYTES = 200_000
@@ -130,6 +133,7 @@ async def test_a_neighbour_waits_for_what_has_begun_alone(both: Counted, name: s
     if target not in COUNTING:
         assert not (name in FREE and alice in tenants)
         assert not (name in SIZED and (alice, "encode") in both.jobs)
+        assert not (name in UNRENDERED and (alice, "chat") in both.jobs)
 
 
 async def test_unknown_fields_fill_no_log(both: Counted, caplog: pytest.LogCaptureFixture) -> None:

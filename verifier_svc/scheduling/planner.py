@@ -71,6 +71,8 @@ class StepPlan:
     """Calibrated path probabilities of each competing session's best candidates; the step holds the first of them."""
     limit_s: float = math.inf
     """Most seconds that it may take with prompts and waiting, for the sake of each tenant in it."""
+    prompts: int = 0
+    """Tokens of prompts that are its tenants' due, whatever the limit leaves."""
     others: PricedStep | None = None
     """Of several tenants, the step without the one that has the most of it."""
 
@@ -138,7 +140,7 @@ class Planner:
             places = self._limits.executor.max_sequences - here
             prompts = _first(prefilling, places, lambda session: session.arrival)
             scored = MOST_SCORED
-            for session, size in self._prompt_room.divide(prompts, used, here, plan.limit_s).items():
+            for session, size in self._prompt_room.divide(prompts, used, here, plan.limit_s, plan.prompts).items():
                 if session.scores_prompt:
                     size = min(size, scored)
                     scored -= size
@@ -164,16 +166,17 @@ class Planner:
             seconds = cost.whole(used, len(plan.step), prefill)
             limit_s, shares = self._step_shares.divide(works, cost, _parts(tenants, plan), seconds)
             if shares is not None:
-                plan = self._shared(shares, offered, cost, prefill)
+                prefill = shares.prompts
+                plan = replace(self._shared(shares, offered, cost), prompts=prefill)
             others = self._others(_parts(tenants, plan), shares is not None)
             plan = replace(plan, limit_s=limit_s, others=others)
             here = max(1, len(plan.step))
             room = min(room, cost.within(here, limit_s, self._limits.step_tokens) - prefill - len(plan.step))
         return self._with_windows(plan, room - sum(len(scheduled.selection) for scheduled in plan.step), prefill)
 
-    def _shared(self, shares: Shares, offered: list[OfferedSession], cost: StepCosts, prefill: int) -> StepPlan:
+    def _shared(self, shares: Shares, offered: list[OfferedSession], cost: StepCosts) -> StepPlan:
         """The best step within the tenants' shares, in which none has less than it is promised."""
-        left, prefill = dict(shares.places), min(prefill, shares.prompts)
+        left, prefill = dict(shares.places), shares.prompts
         here: list[OfferedSession] = []
         for each in sorted(offered, key=lambda each: (each.session.request.priority, each.session.idle_since)):
             tenant = each.session.request.tenant

@@ -31,12 +31,15 @@ class PromptRoom:
         """Whether the next step that decodes is to hold no prompts."""
         return self._mixed >= PLAIN_EVERY - 1
 
-    def divide(self, prompts: list[Session], tokens: int, sessions: int, limit_s: float) -> dict[Session, int]:
+    def divide(
+        self, prompts: list[Session], tokens: int, sessions: int, limit_s: float, due: int = 0
+    ) -> dict[Session, int]:
         """Tokens of each prompt that a step computes beside so many tokens of sessions that decode; `limit_s`: most
-        seconds of the step."""
+        seconds of the step, which may hold `due` tokens however long they take."""
         if sessions:
             least_s = self.least_s(prompts)
-            room = min(self.beside(tokens, sessions, least_s, limit_s), self._step_tokens - tokens)
+            room = max(self.beside(tokens, sessions, least_s, limit_s), min(due, self._prefill_tokens))
+            room = min(room, self._step_tokens - tokens)
             room_s = self._own_factor * self._added_s(self._curve.seconds(tokens, sessions), least_s)
         else:
             costs = self.costs(prompts)

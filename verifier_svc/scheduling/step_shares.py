@@ -11,11 +11,14 @@ predicted seconds. A step takes at most
 
 The tokens that take L are divided by deficit round robin (`slipstream.fair_shares`), so that each tenant has those of
 its own step or as many as any other one. Where those are fewer than its sessions, some sit this step out, those that
-decoded last (`Shares.places`); its prompts leave its sessions half of them. Within that the budget chooses what brings
-the most tokens a second, as for one tenant; only if that leaves somebody less than was promised do candidates of its
-own step come first (`Shares.least`).
+decoded last (`Shares.places`); its prompts leave its sessions half of them. A session costs more than its token: if as
+many tokens as the shortest own step has take longer than L for each, because others bring them by more sessions, some
+of these sit the step out too. Within that the budget chooses what brings the most tokens a second, as for one tenant;
+only if that leaves somebody less than was promised do candidates of its own step come first (`Shares.least`), and
+prompts have what they were given (`Shares.prompts`), however much the rest takes.
 
-Why that is enough: the tenant with the shortest own step has all of it in a step of at most L. Any other one has the
+Why that is enough: the tenant with the shortest own step has all of it in a step of at most L, for T times its tokens,
+brought by T times its sessions, take no longer, whatever a curve says. Any other one has the
 tokens of its own step in as many seconds, or as many of them as anyone: with t(n) = a + b * n, and n tokens in the
 shortest own step, it has a / b + n tokens in T * (a + b * n) seconds, a T-th of 1 / b, the most that it could have in
 any step. No session waits for ever: two tokens of two tenants take no longer in one step than in two, so each tenant
@@ -29,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipstream.fair_shares import ROUNDING, DeficitRoundRobin, TenantDemand, fair_level
+from slipstream.fair_shares import ROUNDING, DeficitRoundRobin, TenantDemand
 from verifier_svc.scheduling.budget import Offer, allot
 from verifier_svc.scheduling.prefill import tokens_within
 
@@ -127,7 +130,7 @@ class Shares:
     least: Mapping[str, int]
     """Competing candidates of each tenant that come first, where it has less than was promised."""
     prompts: int
-    """Most tokens of all prompts."""
+    """Tokens of all prompts."""
     rates: Mapping[str, float]
     """Tokens a second that each tenant is promised."""
 
@@ -156,9 +159,9 @@ class StepShares:
         if seconds <= limit_s and _kept(works, least_s, parts, seconds):
             return limit_s, None
         own = {tenant: cost.own(work)[0] for tenant, work in works.items()}
-        least = min(own.values(), key=lambda step: step.seconds)
-        # So many tokens take no longer, whatever a curve says.
-        limit_s, room = len(works) * least.seconds, len(works) * least.size
+        shortest = min(own, key=lambda tenant: own[tenant].seconds)
+        limit_s = len(works) * own[shortest].seconds
+        floor = Level(own[shortest].size, max(1, works[shortest].sessions))
         rates = {tenant: step.expected / (len(works) * step.seconds) for tenant, step in own.items()}
         heavy = _heavy({tenant: part.tokens + own[tenant].prompts for tenant, part in parts.items()}) or _heavy(
             {tenant: step.size for tenant, step in own.items()}
@@ -167,7 +170,7 @@ class StepShares:
             rest = {tenant: work for tenant, work in works.items() if tenant != heavy}
             seconds, without = _together(rest, cost)
             if 2.0 * seconds < limit_s:
-                limit_s, room = 2.0 * seconds, len(works)
+                limit_s, floor = 2.0 * seconds, Level(1, 1)
             for tenant, part in without.items():
                 rate = 0.5 * part.expected / seconds
                 if rate >= rates[tenant]:  # what it would have without the heavy one is enough
@@ -176,14 +179,16 @@ class StepShares:
         for tenant, part in parts.items():
             if part.tokens < own[tenant].tokens and part.expected >= rates[tenant] * limit_s:  # enough in any step
                 own[tenant] = own[tenant]._replace(tokens=part.tokens)
-        given = self._given(own, max(_room(works, own, cost, limit_s), room))
-        tokens = {tenant: _decoding(step, given[tenant]) for tenant, step in own.items()}
-        places = {tenant: min(work.sessions, tokens[tenant]) for tenant, work in works.items()}
+        level = _level(works, own, cost, limit_s, floor)
+        given = self._given(own, sum(min(step.size, level.tokens) for step in own.values()))
+        divided = {tenant: _tenant_step(works[tenant], own[tenant], given[tenant], level.sessions) for tenant in own}
+        tokens = {tenant: each.tokens for tenant, each in divided.items()}
+        places = {tenant: each.sessions for tenant, each in divided.items()}
         candidates = {
             tenant: max(0, min(own[tenant].tokens, tokens[tenant]) - places[tenant] - work.aside)
             for tenant, work in works.items()
         }
-        return limit_s, Shares(tokens, places, candidates, sum(given.values()) - sum(tokens.values()), rates)
+        return limit_s, Shares(tokens, places, candidates, sum(each.prompts for each in divided.values()), rates)
 
     def _given(self, own: Mapping[str, OwnStep], room: int) -> dict[str, int]:
         """Tokens of each tenant."""
@@ -205,20 +210,53 @@ def _heavy(sizes: Mapping[str, int]) -> str | None:
     return most if 2 * sizes[most] > sum(sizes.values()) else None
 
 
-def _room(works: Mapping[str, StepWork], own: Mapping[str, OwnStep], cost: StepCosts, limit_s: float) -> int:
-    """Tokens that take so many seconds. What they take depends on how many sessions bring them, and these on it."""
-    sizes = [step.size for step in own.values()]
-    sessions, room = sum(work.sessions for work in works.values()), 0
-    for _ in range(2):
-        room = cost.within(max(1, sessions), limit_s, min(cost.room, sum(sizes)))
-        level = max(1.0, fair_level(sizes, room))
-        sessions = sum(int(min(work.sessions, level)) for work in works.values())
-    return room
+class Level(NamedTuple):
+    """The most that each tenant has of a step."""
+
+    tokens: int
+    sessions: int
+    """Of its own that decode."""
 
 
-def _decoding(own: OwnStep, given: int) -> int:
-    """Tokens of decoding, of all that the tenant has."""
-    return max(min(own.tokens, math.ceil(given / 2)), given - own.prompts)
+class _TenantStep(NamedTuple):
+    """What a tenant has of a step."""
+
+    sessions: int
+    tokens: int
+    """Of its sessions, with their candidates."""
+    prompts: int
+
+
+def _level(
+    works: Mapping[str, StepWork], own: Mapping[str, OwnStep], cost: StepCosts, limit_s: float, floor: Level
+) -> Level:
+    """Of a step of so many seconds: as many tokens as fit with all sessions that may bring them, at least those of
+    `floor`, and then as many sessions as fit with these, at least those of `floor`."""
+    most = Level(max(step.size for step in own.values()), max(1, *(work.sessions for work in works.values())))
+
+    def seconds(level: Level) -> float:
+        steps = [
+            _tenant_step(works[tenant], step, min(step.size, level.tokens), level.sessions)
+            for tenant, step in own.items()
+        ]
+        sessions, tokens, prompts = map(sum, zip(*steps, strict=True))
+        return math.inf if tokens + prompts > cost.room else cost.whole(tokens, sessions, prompts)
+
+    tokens = tokens_within(lambda size: seconds(Level(size, most.sessions)), most.tokens, limit_s)
+    if tokens >= floor.tokens:
+        return Level(tokens, most.sessions)
+    sessions = tokens_within(lambda count: seconds(Level(floor.tokens, count)), most.sessions, limit_s)
+    return Level(floor.tokens, max(sessions, floor.sessions))
+
+
+def _tenant_step(work: StepWork, own: OwnStep, given: int, most_sessions: int) -> _TenantStep:
+    """What so many tokens are for a tenant that has at most so many sessions in the step."""
+    tokens = max(min(own.tokens, math.ceil(given / 2)), given - own.prompts)
+    prompts = given - tokens
+    sessions = min(work.sessions, tokens, most_sessions)
+    if sessions < min(work.sessions, tokens):  # those that sit it out take their candidates with them
+        tokens = min(tokens, math.ceil(own.tokens * sessions / work.sessions))
+    return _TenantStep(sessions, tokens, prompts)
 
 
 def _least_s(works: Mapping[str, StepWork], cost: StepCosts) -> dict[str, float]:

@@ -223,7 +223,8 @@ def _replace_modules(model: Any, kernels: Kernels) -> list[Rotations]:
 
 def _uses_of_weights(model: Any) -> Mapping[int, Use]:
     """By the id of the parameter. Nothing else is kept, so that each weight is let go of when it is replaced."""
-    with ProductsSeen(model) as seen:
+    seen = ProductsSeen(model)
+    with seen:
         run_tiny_pass(model, torch.device("cpu"), Probe())
     return seen.uses
 

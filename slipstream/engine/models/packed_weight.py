@@ -107,8 +107,8 @@ class _Product(NamedTuple):
 def _product(func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> _Product | None:
     """A call as a product with a weight; None for any other function."""
     if func is linear:
-        x, weight, bias = (*args, *(given.get(name) for name in ("input", "weight", "bias")[len(args) :]))
-        return _Product(x, weight, bias, False)
+        named = dict(zip(("input", "weight", "bias"), args, strict=False)) | given
+        return _Product(named["input"], named["weight"], named.get("bias"), False)
     if func in _MATMULS and len(args) == 2:
         return _Product(args[0], args[1], None, True)
     if func is torch.addmm and not given and len(args) == 3:

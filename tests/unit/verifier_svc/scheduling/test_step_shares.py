@@ -23,6 +23,8 @@ from verifier_svc.sources.candidate_sources import CandidateSources
 SOURCE = 1
 CPU = LinearCost(0.003, 0.0005)
 GPU = LinearCost(0.02, 0.0001, 0.0, 128)
+SESSIONS = LinearCost(0.0022, 0.00012, 0.0006)
+"""A session costs five of its tokens, as small models on a CPU have it."""
 ROOM = 1e-6
 
 
@@ -156,6 +158,25 @@ def test_a_short_prompt_s_step_is_no_longer_than_two_of_its_own() -> None:
     plan = new_planner(CPU).plan([*long, short])
     assert {each.session for each in plan.step if each.complete} == {short}
     assert seconds(plan, CPU) <= 2.0 * CPU(8, 1) + ROOM
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 64])
+@pytest.mark.parametrize("tokens", [8, 26, 400])
+def test_beside_many_sessions_a_prompt_goes_on_half_as_fast_as_alone(count: int, tokens: int) -> None:
+    """Each of 64 sessions once had its token first; to a prompt of 26 tokens, one token a step was left."""
+    many = [decoding("many", number, 0.8, 0) for number in range(count)]
+    one = reading("one", 1000, tokens)
+    planner = new_planner(SESSIONS)
+    (alone,), together = new_planner(SESSIONS).plan([one]).step, planner.plan([*many, one])
+    alone_s, own_s = SESSIONS(alone.tokens, 1), new_planner(SESSIONS).plan(many).seconds
+    # A curve has one row for 12 to 22 sessions.
+    seconds = planner._curve.seconds(sum(each.tokens for each in together.step), max(1, len(together.step) - 1))
+    (prompt,) = [each for each in together.step if each.session is one]
+    assert seconds <= 2.0 * min(alone_s, own_s) + ROOM
+    assert len(together.step) > 1
+    if own_s >= alone_s:
+        assert prompt.tokens >= alone.tokens
+    assert prompt.tokens / seconds >= 0.4 * alone.tokens / alone_s
 
 
 def test_under_the_ratio_rule_a_tenant_s_candidates_count_as_its_part_too() -> None:
