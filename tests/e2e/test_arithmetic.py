@@ -26,7 +26,7 @@ from tests.front import Answer
 from tests.loopback import HOST, free_port
 
 TARGET = ROOT / "models" / "target"
-LONG, SHORT, SEEN = 400, 24, 8
+LONG, SHORT, SEEN = 160, 24, 8
 CLIENTS = 3
 REST_S = 0.2
 """Between a client's requests: verifiers that load need the cores."""

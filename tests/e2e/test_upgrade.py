@@ -30,7 +30,7 @@ from tests.redis_server import redis_process
 CHANGES = 3
 """Commits that changed the contract, between the two builds."""
 CLIENTS = 4
-TOKENS = 40
+TOKENS = 24
 ROLES = {"drafter": "drafter_svc", "verifier": "verifier_svc", "gateway": "gateway"}
 
 pytestmark = pytest.mark.timeout(480)
@@ -134,7 +134,7 @@ class Load:
 async def replicas(tmp_path: Path) -> AsyncIterator[dict[str, list[Replica]]]:
     async with AsyncExitStack() as stack:
         store = stack.enter_context(redis_process(tmp_path))
-        target = {"MODEL": "emulated:base_ms=60", "KV_TOKENS": "500000", "MEASURE_S": "0.2"}
+        target = {"MODEL": "emulated:base_ms=40", "KV_TOKENS": "500000", "MEASURE_S": "0.2"}
         draft = {"MODEL": "emulated:base_ms=5&acceptance=0.9", "KV_TOKENS": "500000"}
         found = {
             "drafter": [Replica("drafter", stack, **draft) for _ in range(2)],

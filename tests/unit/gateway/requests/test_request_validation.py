@@ -37,9 +37,7 @@ def validator(config: GatewayConfig = CONFIG) -> RequestValidator:
     return RequestValidator(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
 
 
-async def resolve(
-    request: gateway_pb2.GenerateRequest, config: GatewayConfig = CONFIG
-) -> ResolvedRequest:
+async def resolve(request: gateway_pb2.GenerateRequest, config: GatewayConfig = CONFIG) -> ResolvedRequest:
     return await validator(config).resolve(request, OPEN)
 
 
