@@ -43,8 +43,8 @@ MOST_BYTES = 1 << 20
 """Of a command with its environment."""
 OURS = {"slipstream", "gateway", "verifier_svc", "drafter_svc", "training", "capacity", "benchmarks", "tests"}
 """Packages whose modules may have computed something while tests were collected."""
-SERVE = "slipstream"
-"""Module whose process starts roles itself."""
+SERVE = ["slipstream", "serve"]
+"""The command whose process starts roles itself."""
 
 
 class Template:
@@ -60,12 +60,19 @@ class Template:
             _answer(answering)
         answering.close()
 
-    def fork(self, command: Sequence[str], environment: Mapping[str, str], stdout: int, cwd: str | Path = ".") -> int:
+    def fork(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int = 2,
+        cwd: str | Path = ".",
+    ) -> int:
         """The id of a process that runs `python -m` with the command, a module and its arguments. It is a child of
         this one, in a session of its own."""
         asked = {"command": [*command], "environment": dict(environment), "cwd": str(Path(cwd).resolve())}
         with self._lock, _adopting():
-            socket.send_fds(self._asking, [json.dumps(asked).encode()], [stdout, 2])
+            socket.send_fds(self._asking, [json.dumps(asked).encode()], [stdout, stderr])
             answer = self._asking.recv(64)
         if not answer:
             raise ChildProcessError("the template of forked processes has ended")
@@ -155,7 +162,7 @@ def _run(asked: Mapping[str, Any], stdout: int, stderr: int) -> NoReturn:
         os.chdir(asked["cwd"])
         sys.path[:0] = [asked["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         module, *arguments = asked["command"]
-        if module == SERVE:
+        if asked["command"][:2] == SERVE:
             start_by_forking(Template())
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -217,7 +224,7 @@ class ForkedCommand(Forked):
     def __init__(self, template: Template, command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
         read, write = os.pipe()
         try:
-            super().__init__(template.fork(command, environment, write, cwd))
+            super().__init__(template.fork(command, environment, write, cwd=cwd))
         finally:
             os.close(write)
         self.stdout = os.fdopen(read)
@@ -265,12 +272,14 @@ class ForkedProcess(Forked):
         return output, None
 
 
-async def _fork_process(template: Template, command: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+async def _fork_process(
+    template: Template, command: Sequence[str], environment: Mapping[str, str], *, merged: bool = False
+) -> ForkedProcess:
     read, write = os.pipe()
     loop, stdout = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(read, "rb", 0))
     try:
-        pid = await asyncio.to_thread(template.fork, command, environment, write)
+        pid = await asyncio.to_thread(template.fork, command, environment, write, write if merged else 2)
     finally:
         os.close(write)
     return ForkedProcess(pid, stdout)
@@ -300,10 +309,12 @@ def begin() -> None:
     start_by_forking(_template)
 
 
-async def start_process(command: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-    """`python -m` with the command, for an event loop."""
+async def start_process(
+    command: Sequence[str], environment: Mapping[str, str], *, merged: bool = False
+) -> ForkedProcess:
+    """`python -m` with the command, for an event loop. `merged`: what it writes as errors is in its output."""
     assert _template is not None
-    return await _fork_process(_template, command, environment)
+    return await _fork_process(_template, command, environment, merged=merged)
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> ForkedCommand:

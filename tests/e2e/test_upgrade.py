@@ -29,8 +29,8 @@ from tests.redis_server import redis_process
 
 CHANGES = 3
 """Commits that changed the contract, between the two builds."""
-CLIENTS = 4
-TOKENS = 24
+CLIENTS = 2
+TOKENS = 16
 ROLES = {"drafter": "drafter_svc", "verifier": "verifier_svc", "gateway": "gateway"}
 
 pytestmark = pytest.mark.timeout(480)
@@ -79,7 +79,7 @@ class Replica:
             await self._running.end()
             assert await self._running.ended() == 0
         # Without the first entry of the path, which is the folder that tests run in.
-        build = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+        build = {} if tree == ROOT else {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
         self._running = Role(ROLES[self.role], self._settings | build)
         self._stack.push_async_callback(self._running.end)
         await asyncio.wait_for(self._running.start(), 60)
@@ -134,7 +134,7 @@ class Load:
 async def replicas(tmp_path: Path) -> AsyncIterator[dict[str, list[Replica]]]:
     async with AsyncExitStack() as stack:
         store = stack.enter_context(redis_process(tmp_path))
-        target = {"MODEL": "emulated:base_ms=40", "KV_TOKENS": "500000", "MEASURE_S": "0.2"}
+        target = {"MODEL": "emulated:base_ms=80", "KV_TOKENS": "500000", "MEASURE_S": "0.2"}
         draft = {"MODEL": "emulated:base_ms=5&acceptance=0.9", "KV_TOKENS": "500000"}
         found = {
             "drafter": [Replica("drafter", stack, **draft) for _ in range(2)],
