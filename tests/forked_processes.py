@@ -286,7 +286,7 @@ async def _fork_process(
 
 
 def start_by_forking(template: Template) -> None:
-    """`slipstream.cli.Role` starts its processes from the template from now on, but for those of another
+    """`slipstream.cli.serve.Role` starts its processes from the template from now on, but for those of another
     interpreter or source tree."""
     spawn = Role._run
 
