@@ -303,10 +303,11 @@ _template: Template | None = None
 
 
 def begin() -> None:
-    """Fork this process's template. Called once, when all is imported and nothing runs yet."""
+    """Fork this process's template, when all is imported and nothing runs yet. Again, it does nothing."""
     global _template
-    _template = Template()
-    start_by_forking(_template)
+    if _template is None:
+        _template = Template()
+        start_by_forking(_template)
 
 
 async def start_process(
