@@ -28,9 +28,9 @@ async def main() -> None:
         running(config, certificates=certificates_from_env(), tracing=tracing) as drafter,
     ):
         await drafter.server.set_serving(True)
-        log.info("%s", drafter.server.announcement)
-        print(drafter.server.announcement, flush=True)
         tune_runtime()
+        log.info("%s", drafter.server.announcement)
+        print(drafter.server.announcement, flush=True)  # from then on a signal ends it with status 0
         await until_signal()
 
 

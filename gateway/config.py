@@ -129,7 +129,7 @@ class GatewayConfig:
     """Times a session is opened again after a loss before it fails. A stream that broke counts once, divided among the
     sessions on it of which no round had come; it does not count against one that was in the middle of its text."""
     rehoming_wait_s: float = 10.0
-    """Seconds that a session waits for a verifier."""
+    """Seconds that a session, or a request for one, waits for a verifier."""
     mixed_arithmetic: str = "refuse"
     """For a session whose text no verifier left could have begun, if its request says nothing: `refuse` ends it with
     ARITHMETIC_GONE, to be resumed; `mark` goes on with another arithmetic, and says so."""

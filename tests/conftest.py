@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from slipstream.engine.models.quantisation import silence_quantiser_logs
+from tests import forked_processes
 from tests.loop_watch import TESTS, code_of, watching
 
 silence_quantiser_logs()
@@ -57,15 +59,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files | None
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Nothing that imports make is garbage: the collector would go through all of torch again and again, in every
-    worker, here and during the tests."""
+    worker, here and during the tests. What is imported by now, processes of tests need not import again."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+        if runs_tests(session.config) and sys.platform == "linux" and "vllm" not in sys.modules:
+            forked_processes.begin()
+
+
+def runs_tests(config: pytest.Config) -> bool:
+    """Whether this process runs tests, and does not distribute them to workers."""
+    return hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
 
 
 MOST_CALLBACK_S = 0.5

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.forked_processes import ForkedProcess, start_process
 
-async def announced(process: asyncio.subprocess.Process) -> str:
+
+async def announced(process: ForkedProcess) -> str:
     """The gRPC address in the line that a process prints when it can serve."""
     return (await ready_line(process))["grpc"]
 
 
-async def ready_line(process: asyncio.subprocess.Process) -> dict[str, str]:
+async def ready_line(process: ForkedProcess) -> dict[str, str]:
     """The addresses in that line, by protocol."""
-    assert process.stdout is not None
     line = (await process.stdout.readline()).decode()
     assert line.startswith("ready grpc=127.0.0.1:"), line
     return dict(word.split("=", 1) for word in line.split()[1:])
 
 
 @asynccontextmanager
-async def gateway_process(folder: Path, verifier: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def gateway_process(folder: Path, verifier: str, **settings: str) -> AsyncIterator[ForkedProcess]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     environ |= {"GATEWAY_TOKENIZER": str(folder), "GATEWAY_VERIFIERS": verifier, "GATEWAY_LISTEN": "127.0.0.1:0"}
     environ |= {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", env=environ, stdout=asyncio.subprocess.PIPE
-    )
+    process = await start_process(["gateway"], environ)
     try:
         yield process
     finally:

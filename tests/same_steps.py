@@ -41,7 +41,7 @@ SAMPLINGS = [
     SamplingParams(temperature=1.4, top_p=0.95, min_p=0.01, seed=5),
     SamplingParams(presence_penalty=0.4, frequency_penalty=0.2, seed=9),
     SamplingParams(temperature=1e-38, seed=3),
-    *(SamplingParams(seed=5, acceptance=rule) for rule in ("rejection", "block", "recursive")),
+    SamplingParams(seed=5, acceptance="rejection"),
     SamplingParams(temperature=0.0, acceptance="rejection"),
 ]
 

@@ -31,9 +31,9 @@ async def serve(config: VerifierConfig) -> None:
             "%s: arithmetic %s, %s promised",
             *(model.name, model.arithmetic, "the same tokens" if model.batch_invariant else "the same distribution"),
         )
-        log.info("%s", verifier.server.announcement)
-        print(verifier.server.announcement, flush=True)
         tune_runtime()
+        log.info("%s", verifier.server.announcement)
+        print(verifier.server.announcement, flush=True)  # from then on a signal ends it with status 0
         await until_signal()
 
 

@@ -83,17 +83,16 @@ class RequestValidator:
         self,
         request: gateway_pb2.GenerateRequest,
         tenant: Tenant,
-        running: SessionCount,
         session_id: str = "",
         prompt: Sequence[int] | None = None,
         texts: Texts | None = None,
     ) -> ResolvedRequest:
-        """Resolve the request of a session; one without an id takes no part in experiments. `running`: sessions of
-        the gateway. `prompt`: token ids of a session that was admitted before; missing drafters are no error then.
+        """Resolve the request of a session; one without an id takes no part in experiments.
+        `prompt`: token ids of a session that was admitted before; missing drafters are no error then.
         `texts`: what the request is made from, where it does not say that itself. Raises a typed error whose sentence
         names what to change: all that costs nothing is checked before any text is encoded."""
         again = prompt is not None
-        asked = self._check(request, tenant, running, again=again)
+        asked = self._check(request, tenant, again=again)
         texts = self._texts(request, prompt) if texts is None else texts
         predicted = self._predicted(request.prediction) if texts.prediction is None else texts.prediction
         if not again:
@@ -142,11 +141,8 @@ class RequestValidator:
             drafting=plan.drafting,
         )
 
-    def _check(
-        self, request: gateway_pb2.GenerateRequest, tenant: Tenant, running: SessionCount, *, again: bool
-    ) -> CheckedRequest:
-        """Checks what costs nothing, and reads what needs none of the texts. `again`: the session was admitted before,
-        and its request says all: defaults may be others by now, and the text goes on as it began."""
+    def check_places(self, tenant: Tenant, running: SessionCount) -> None:
+        """Raises ResourceExhausted where the gateway, or the tenant, has as many sessions as it may have."""
         if running.all >= self._config.max_sessions:
             raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
         if not may_take_slot(tenant.id, running.of_tenant, running.all, self._config.max_sessions):
@@ -154,6 +150,10 @@ class RequestValidator:
                 f"Key {tenant.name} has as many sessions as may run here beside others'; retry later.",
                 reason="SESSIONS",
             )
+
+    def _check(self, request: gateway_pb2.GenerateRequest, tenant: Tenant, *, again: bool) -> CheckedRequest:
+        """Checks what costs nothing, and reads what needs none of the texts. `again`: the session was admitted before,
+        and its request says all: defaults may be others by now, and the text goes on as it began."""
         _check_labels(request)
         _check_names(request)
         model = self._router.model(request.model)
@@ -186,7 +186,7 @@ class RequestValidator:
             request.sampling.seed = change.seed
         if change.HasField("max_tokens"):
             request.max_tokens = change.max_tokens
-        resolved = await self.resolve(request, tenant, SessionCount(), prompt=prompt)
+        resolved = await self.resolve(request, tenant, prompt=prompt)
         most = resolved.max_length - len(resolved.prompt)
         if change.WhichOneof("edit") == "text":
             _check_edit(self._tokenizer.least_tokens(change.text), change, most)

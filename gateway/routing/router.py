@@ -109,6 +109,14 @@ class Router:
         """Whether a verifier can serve."""
         return any(verifier.ready for verifier in self.verifiers)
 
+    def unreached(self, name: str) -> bool:
+        """Whether no known verifier serves the model of this name, or alias, but one that has not answered since this
+        gateway started may."""
+        known = {verifier.model.name for verifier in self.verifiers if verifier.model is not None}
+        if name in known or self.aliases.get(name, name) in known or (known and not name):
+            return False
+        return not self.verifiers or not all(verifier.answered for verifier in self.verifiers)
+
     @property
     def longest(self) -> int:
         """Most tokens of a text of any model; 0 while no verifier is known."""

@@ -68,6 +68,11 @@ class VerifierWorker:
         return self._watch.present
 
     @property
+    def answered(self) -> bool:
+        """Whether it has said what it runs, since this gateway started."""
+        return self._watch.model is not None
+
+    @property
     def mismatch(self) -> str:
         """The reason why the verifier cannot serve, as a sentence; empty if it can."""
         model = self._watch.model

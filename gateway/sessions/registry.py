@@ -235,7 +235,9 @@ class SessionRegistry:
         self._check_open()
         session_id = self._new_id()
         with self._arrival(tenant):
-            resolved = await self._validator.resolve(request, tenant, self._count(tenant), session_id, texts=texts)
+            self._validator.check_places(tenant, self._count(tenant))
+            await self._reach_model(request.model)
+            resolved = await self._validator.resolve(request, tenant, session_id, texts=texts)
             reservation = await _reserve(tenant, resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
@@ -268,9 +270,10 @@ class SessionRegistry:
             if record.outcome:
                 return await self._ended_stream(record)
             prompt = record.tokens[: record.prompt_length]
-            resolved = await self._validator.resolve(
-                request_of(record), tenant, self._count(tenant), session_id, prompt
-            )
+            self._validator.check_places(tenant, self._count(tenant))
+            asked = request_of(record)
+            await self._reach_model(asked.model)
+            resolved = await self._validator.resolve(asked, tenant, session_id, prompt)
         again = self._ownership.may_take(record) and _charged_by_resume(record, record.epoch)
         reservation = await _reserve(tenant, resolved, len(output_of(record)), again=again)
         if self._closing or self._entry_of(session_id, tenant):  # or another client came first
@@ -308,7 +311,9 @@ class SessionRegistry:
             )
         stored, prompt = stored_request(record, tenant), record.tokens[: record.prompt_length]
         self._check_vocabulary(stored)
-        resolved, edit = await self._validator.revise(request_of(record), stored, tenant, prompt, request)
+        asked = request_of(record)
+        await self._reach_model(asked.model)
+        resolved, edit = await self._validator.revise(asked, stored, tenant, prompt, request)
         tokens = (*record.tokens[: record.prompt_length + request.output_tokens], *edit)
         # A branch is stored, and whatever output is left is computed again, unless `resume` will charge it.
         resumed_free = len(tokens) > record.prompt_length and not _charged_by_resume(record, record.epoch + 1)
@@ -452,12 +457,23 @@ class SessionRegistry:
     async def close(self) -> None:
         """Let every session go, all at once, and take no others; other gateways may take them up."""
         self._closing = True
+        self._context.router.changes.notify_all()
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in list(self._entries.values()):
             entry.stream.fail(suspended(self._context.config.alone))
             entry.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=self._context.config.store_grace_s + 1.0)
+
+    async def _reach_model(self, name: str) -> None:
+        """A gateway that has just started has not reached its verifiers yet: wait for one of the model, as long as a
+        session waits for another verifier."""
+        router = self._context.router
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._context.config.rehoming_wait_s):
+                while router.unreached(name) and not self._closing:
+                    await router.changes.wait()
+        self._check_open()
 
     def _check_open(self) -> None:
         if self._closing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -15,6 +14,7 @@ import pytest
 from benchmarks.load_generator import LoadResult, run_load
 from slipstream.cli.serve import Role
 from slipstream.v1 import gateway_pb2
+from tests.forked_processes import run_command
 from tests.web import CHAT_TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,8 +53,7 @@ def serving(*options: str, **settings: str) -> Iterator[str]:
 def serving_both(*options: str, **settings: str) -> Iterator[tuple[str, str]]:
     """The gateway's addresses for gRPC and for HTTP."""
     environment = serve_environment() | settings
-    process = subprocess.Popen(serve_command(*options), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = run_command(serve_command(*options)[2:], environment, ROOT)
     try:
         line = process.stdout.readline()
         assert line.startswith("ready grpc="), line

@@ -26,7 +26,7 @@ from tests.front import Answer
 from tests.loopback import HOST, free_port
 
 TARGET = ROOT / "models" / "target"
-LONG, SHORT, SEEN = 400, 24, 8
+LONG, SHORT, SEEN = 160, 24, 8
 CLIENTS = 3
 REST_S = 0.2
 """Between a client's requests: verifiers that load need the cores."""
@@ -113,7 +113,7 @@ async def verifiers(count: int) -> AsyncIterator[list[Verifier]]:
         yield [Verifier(stack) for _ in range(count)]
 
 
-@pytest.mark.parametrize("other", ["weights", "type"])
+@pytest.mark.parametrize("other", [pytest.param("weights", marks=pytest.mark.slow), "type"])
 async def test_a_killed_verifiers_texts_are_its_own_a_typed_error_or_marked(tmp_path: Path, other: str) -> None:
     prompt = held_out(1, seed=3)[0]
     runs = [(TARGET, "float32"), (TARGET, "bfloat16")]

@@ -12,7 +12,7 @@ MOST_TRIES = 20
 
 
 def test_ctrl_c_says_how_to_go_on_with_the_text(server: str) -> None:
-    asked = ["def read(self, path):", "--max-tokens", "600", "--ignore-eos", "--seed", "4", "--server", server]
+    asked = ["def read(self, path):", "--max-tokens", "300", "--ignore-eos", "--seed", "4", "--server", server]
     whole = subprocess.run(slipstream("generate", *asked, "--json"), capture_output=True, text=True, check=True)
     for _ in range(MOST_TRIES):  # the text may be whole before the signal comes
         status, begun, message = interrupted(asked)

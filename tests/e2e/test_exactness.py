@@ -12,7 +12,7 @@ from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, accepting, tokens
 from tests.sampled_texts import assert_distributed
 
-PROMPTS = 8
+PROMPTS = 4
 TOKENS = 40
 ALLOWED = range(3, 400)
 

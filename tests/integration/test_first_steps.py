@@ -17,6 +17,7 @@ import pytest
 
 from slipstream.engine.factory import open_engine
 from tests.fleet import drafter
+from tests.forked_processes import start_process
 
 ENVIRONMENT = os.environ | {"GRPC_VERBOSITY": "NONE"}
 
@@ -46,12 +47,7 @@ async def listening(kind: str) -> AsyncIterator[str]:
 
 async def said(*words: str) -> tuple[int, str]:
     """Exit status and output of a command."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream", *words),
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    process = await start_process(["slipstream", *words], ENVIRONMENT, merged=True)
     async with asyncio.timeout(60):
         output, _ = await process.communicate()
     return process.returncode or 0, output.decode()

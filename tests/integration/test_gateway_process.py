@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
-from gateway.gateway import GatewayDependencies, running
+from gateway.gateway import GatewayDependencies, GatewayServer, running
 from gateway.store.memory import MemoryBackend
 from gateway.store.redis import RedisStore, connect
 from gateway.store.session_store import SessionStore
@@ -30,16 +30,19 @@ from tests.scripted_verifier import served
 
 
 @asynccontextmanager
-async def lonely(folder: Path, store: SessionStore | None = None) -> AsyncIterator[Any]:
-    """A gateway whose verifier cannot be reached."""
-    config = GatewayConfig(verifiers=("127.0.0.1:1",), tokenizer=str(folder), listen="127.0.0.1:0", grace_s=0.0)
-    world = GatewayDependencies(random.Random(7).getrandbits, store=store)
-    async with running(config, world) as gateway, channel(gateway.address) as line:
-        yield gateway_pb2_grpc.GatewayServiceStub(line)
+async def lonely(
+    folder: Path, store: SessionStore | None = None, verifier: str = "127.0.0.1:1", wait_s: float = 0.1, **world: Any
+) -> AsyncIterator[tuple[GatewayServer, Any]]:
+    """A gateway whose verifier cannot be reached, and its stub. Requests wait `wait_s` seconds for one."""
+    names = {"verifiers": (verifier,), "tokenizer": str(folder), "listen": "127.0.0.1:0"}
+    config = GatewayConfig(**names, grace_s=0.0, rehoming_wait_s=wait_s)
+    outside = GatewayDependencies(random.Random(5).getrandbits, store=store, **world)
+    async with running(config, outside) as gateway, channel(gateway.address) as line:
+        yield gateway, gateway_pb2_grpc.GatewayServiceStub(line)
 
 
 async def test_without_any_verifier_requests_are_unavailable(folder: Path) -> None:
-    async with lonely(folder) as stub:
+    async with lonely(folder) as (_, stub):
         for call in (
             stub.ListModels(gateway_pb2.ListModelsRequest()),
             stub.Tokenize(gateway_pb2.TokenizeRequest(text="a")),
@@ -51,11 +54,63 @@ async def test_without_any_verifier_requests_are_unavailable(folder: Path) -> No
             assert isinstance(error, Unavailable) and error.reason == "NO_VERIFIER"
 
 
+async def until_waiting(gateway: GatewayServer, asked: asyncio.Task[Any]) -> None:
+    """Return once the request waits for its verifier (nothing else waits for changes here), or was answered."""
+    while not gateway.router.changes.next_change()._waiters and not asked.done():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("call", ["generate", "resume", "roll back"])
+async def test_a_request_that_comes_before_the_first_verifier_waits_for_it(
+    setting: Setting, folder: Path, call: str
+) -> None:
+    """As where a gateway is replaced by a new process: it listens before any verifier has answered it."""
+    front = await setting.front(setting.verifier(limit=9))
+    reading = front.call(max_tokens=40)
+    session = (await reading.read()).started.session_id
+    await reading.read()
+    reading.cancel()
+    while front.gateway.sessions.open_sessions:
+        await asyncio.sleep(0.001)
+    front.verifiers[0].limit = None
+    found = asyncio.Event()
+
+    async def resolve(_: str) -> list[str]:
+        await found.wait()
+        return front.addresses
+
+    async with lonely(folder, front.store, "dns:///verifiers:1", 60.0, resolve=resolve) as (gateway, stub):
+        alone = replace(front, gateway=gateway, stub=stub)
+        asked: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "generate": lambda: alone.generate(max_tokens=40),
+            "resume": lambda: alone.resume(session),
+            "roll back": lambda: alone.roll_back(session, 1),
+        }
+        answer = asyncio.create_task(asked[call]())
+        await until_waiting(gateway, answer)
+        found.set()
+        answered = await answer
+        if call == "roll back":
+            assert answered.output_tokens == 1
+        else:
+            assert answered.tokens == front.verifiers[0].script[:40]
+
+
+async def test_a_gateway_that_ends_keeps_no_request_that_waits_for_a_first_verifier(folder: Path) -> None:
+    async with lonely(folder, wait_s=3600.0) as (gateway, stub):
+        asked = asyncio.create_task(stub.Generate(gateway_pb2.GenerateRequest(prompt="a")).read())
+        await until_waiting(gateway, asked)
+        await gateway.sessions.close()
+        with pytest.raises(grpc.RpcError) as caught:
+            await asked
+        assert error_of(caught.value).reason == "SUSPENDED"
+
+
 async def test_a_text_that_ended_is_told_without_any_verifier(setting: Setting, folder: Path) -> None:
     front = await setting.front(setting.verifier(per_round=17))
     whole = await front.generate(stop=["lief 🚀"], max_tokens=60)
     session = whole.started.session_id
-    async with lonely(folder, front.store) as stub:
+    async with lonely(folder, front.store) as (_, stub):
         alone = replace(front, stub=stub)
         again = await alone.resume(session)
         assert (again.started, again.text, again.finished) == (whole.started, whole.text, whole.finished)

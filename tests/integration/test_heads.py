@@ -83,13 +83,13 @@ CASES: dict[str, dict[str, Any]] = {
 async def test_the_text_is_the_one_without_heads(
     kind: str, settings: dict[str, Any], target: Path, heads: dict[str, str]
 ) -> None:
-    """Twice each, so that the second time the prompts' blocks are shared."""
+    """Twice each, so that the second time the prompts' blocks are shared. Greedy texts in one piece alone."""
     given = dict(settings)
     short = "kv_tokens" in given
     engine = open_engine(str(target), "float32", given.pop("kv_tokens", 4096))
     entry = heads[kind]
     async with verifier(engine, **options_of(target, entry, **given)) as server, gateway(server.address) as client:
-        for sampling in SAMPLINGS.values():
+        for sampling in [SAMPLINGS["sampled"]] if settings else SAMPLINGS.values():
             plain = await decode_all(client, sampling, short=short)
             for _ in range(2):
                 drafted = await decode_all(client, sampling, short=short, drafters=address_of(entry))
@@ -178,7 +178,8 @@ async def test_the_shipped_heads_know_the_shipped_target(kind: str, least: float
     target = shipped_model("target")
     entry = f"{kind}={shipped_model(kind)}"
     prompt = list(load_tokenizer(target).encode("def read_config(path):\n    with open(path) as file:").ids)
-    options = options_of(Path(target), entry, min_head_accuracy=0.3)
+    # On a busy machine a proposal takes longer than the default wait: then no step would have it.
+    options = options_of(Path(target), entry, min_head_accuracy=0.3, max_wait_s=10.0)
     async with verifier(open_engine(target, "float32", 1024), **options) as server, gateway(server.address) as client:
         for sampling in SAMPLINGS.values():
             plain = await client.decode(prompt, tokens=TOKENS, sampling=sampling)

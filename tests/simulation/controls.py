@@ -133,8 +133,8 @@ WORLDS: dict[str, tuple[Storm, Size, int]] = {
     "candidates are checked": (storm, Size(), 17),
     "what a failed pass kept is rolled back": (storm, Size(), 45),
     HONEST: (honest_storm, Size(), 0),  # where every stream keeps gRPC's promise
-    "a record counts its rollbacks": (storm, EDITED, 15),
-    "a stale text is not resumed": (storm, EDITED, 15),
+    "a record counts its rollbacks": (storm, EDITED, 22),
+    "a stale text is not resumed": (storm, EDITED, 23),
     "an owner that is fenced off follows the log": (storm, replace(EDITED, relaxed=0.0), 4),
     "a cancel is written down": (storm, Size(errands={"cancel": 1.0}), 0),
     "what was shown is written before a takeover": (storm, replace(EDITED, relaxed=1.0), 0),

@@ -37,10 +37,8 @@ def validator(config: GatewayConfig = CONFIG) -> RequestValidator:
     return RequestValidator(config, OneModel(), Tokenizer(encoder, 1000), random.Random(1).getrandbits)
 
 
-async def resolve(
-    request: gateway_pb2.GenerateRequest, running: int = 0, config: GatewayConfig = CONFIG
-) -> ResolvedRequest:
-    return await validator(config).resolve(request, OPEN, SessionCount(running))
+async def resolve(request: gateway_pb2.GenerateRequest, config: GatewayConfig = CONFIG) -> ResolvedRequest:
+    return await validator(config).resolve(request, OPEN)
 
 
 def request(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -90,7 +88,7 @@ async def test_a_request_may_ask_for_fewer_draft_tokens_but_not_for_more(asked: 
 
 async def test_above_the_limit_of_sessions_nothing_is_planned() -> None:
     with pytest.raises(ResourceExhausted):
-        await resolve(request(), running=CONFIG.max_sessions)
+        validator().check_places(OPEN, SessionCount(CONFIG.max_sessions))
 
 
 RULES = "max_tokens<8: off; workload=long max_tokens>=16: max_draft_tokens=50; any: max_draft_tokens=3"
@@ -228,7 +226,7 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
     made = await resolve(request(**fields))
     assert made.top_logprobs == logged
     stored = gateway_pb2.GenerateRequest.FromString(made.params())
-    assert await validator().resolve(stored, OPEN, SessionCount(), prompt=made.prompt) == made
+    assert await validator().resolve(stored, OPEN, prompt=made.prompt) == made
 
 
 async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:

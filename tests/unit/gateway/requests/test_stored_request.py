@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from gateway.auth.tenant import Tenant, TenantLimits
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.requests.validation import SessionCount
 from gateway.sessions.arithmetic import WrittenSpan, same_request, with_spans
 from slipstream.v1 import gateway_pb2
 from tests.unit.gateway.requests.test_request_validation import resolve, validator
@@ -27,7 +26,7 @@ ASKED = gateway_pb2.GenerateRequest(
 
 
 async def resolved() -> ResolvedRequest:
-    made = await validator().resolve(ASKED, Tenant("alice", TenantLimits()), SessionCount(), prompt=(1, 2, 3))
+    made = await validator().resolve(ASKED, Tenant("alice", TenantLimits()), prompt=(1, 2, 3))
     return replace(made, revision=2, vocabulary="fingerprint")
 
 

@@ -10,9 +10,9 @@ from tests.kernels import compile_kernels
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled() -> Path:
     """The kernels as their source is now."""
-    return compile_kernels(tmp_path_factory.mktemp("kernels"))
+    return compile_kernels()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +15,9 @@ from tests.kernels import compile_kernels, kernels
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_kernels(tmp_path_factory: pytest.TempPathFactory) -> object:
-    path: Path = compile_kernels(tmp_path_factory.mktemp("kernels"))
+def own_kernels() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        found = kernels(path, False)
+        found = kernels(compile_kernels(), False)
         patch.setattr(ranking, "find_kernels", lambda: found)
         yield
 

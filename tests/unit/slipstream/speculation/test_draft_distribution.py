@@ -119,9 +119,8 @@ def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] =
     return session
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
-def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings(rule: str) -> None:
-    session = grown(rule, 1.0, 3)
+def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings() -> None:
+    session = grown("rejection", 1.0, 3)
     nodes = list(session.tree.nodes())
     assert len(nodes) == 9
     for parent in (session.tree.root, *nodes):
@@ -152,9 +151,8 @@ def test_draws_have_noise_of_their_own_at_every_node_and_in_every_generation_and
     assert len(streams) == 4
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
-def test_where_p_is_one_hot_so_is_q(rule: str) -> None:
-    session = grown(rule, 0.0, 3)
+def test_where_p_is_one_hot_so_is_q() -> None:
+    session = grown("rejection", 0.0, 3)
     assert [(node.token, node.distribution) for node in session.tree.nodes()] == [
         (1, DraftDistribution((1,), (MAX_WEIGHT,)))
     ] * 3

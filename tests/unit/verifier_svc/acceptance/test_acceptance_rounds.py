@@ -19,7 +19,7 @@ from slipstream.speculation.noise import Purpose
 from tests.enumeration import draft_of, error, target_of
 from tests.rounds import SEED, Keying, Round, World, by_node, law
 
-RULES = ("coupled", "rejection", "recursive")
+RULES = ("coupled", "rejection")
 """The last one is a deprecated name of `rejection`."""
 
 
