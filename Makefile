@@ -168,8 +168,8 @@ chart: setup ## Make the Helm chart of k8s/ in .cache/chart, checked and packed
 	rm -rf .cache/chart
 	mkdir -p .cache
 	$(BIN)/python -m tools.chart .cache/chart/slipstream
-	sh tools/helm lint --strict .cache/chart/slipstream
-	sh tools/helm package .cache/chart/slipstream --destination .cache/chart
+	sh tools/helm lint --strict .cache/chart/slipstream --values k8s/chart/ci/one-pool-values.yaml
+	sh tools/helm package .cache/chart/slipstream --destination .cache/chart --version $(VERSION) --app-version $(VERSION)
 
 lint: setup ## Format, style, types, import contracts and protos
 	$(BIN)/ruff check .
