@@ -1,4 +1,4 @@
-"""`slipstream plan --manifests`: a plan's bounds and thresholds, as values of the chart and as a component for kustomize."""
+"""`slipstream plan --manifests`: a plan's bounds and thresholds, for the chart and for kustomize."""
 
 from __future__ import annotations
 

@@ -392,6 +392,12 @@ STANDALONE = [
 """In the overlay `standalone`, all at once."""
 PRODUCTION = [
     Value(
+        "defaultRules.runbookUrl",
+        "settings: {docs_url: 'https://git.example/x/'}",
+        "PrometheusRule/slipstream spec.groups.slipstream-alerts.rules.0.annotations",
+        "{runbook_url: 'https://git.example/x/docs/metrics.md#slipstreamacceptancecollapsed'}",
+    ),
+    Value(
         "keda.minReplicaCount",
         "autoscaling: {verifier: {minReplicas: 3}}",
         "ScaledObject/verifier spec",

@@ -16,6 +16,7 @@ GIVEN = {
     "registry": "registry.example:5000/team/x",
     "prometheus": "http://prometheus.observed:9090",
     "monitoring_namespace": "observed",
+    "docs_url": "https://git.example/slipstream/",
     "pool_label": "cloud.google.com/gke-nodepool",
     "verifier_pool": "h100",
     "drafter_pool": "l4",
