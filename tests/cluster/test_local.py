@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +17,7 @@ READY_S = 60.0
 ROLLOUT_S = 180.0
 LOST_S = 30
 """The tolerations of the manifests."""
+MODELS = "import httpx, sys; print(httpx.get(sys.argv[1]).raise_for_status().text)"
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,16 @@ def test_a_restart_of_each_role_disturbs_no_request_and_changes_no_text(local: C
     print(seen)
     assert seen["done"] > len(ROLES)
     assert (seen["errors"], seen["changed"]) == ({}, [])
+
+
+def test_verifiers_of_one_deployment_have_one_arithmetic(local: Cluster) -> None:
+    """What decides numbers is chosen by what the machine is, so a restart changes no text."""
+    local.wait_available(NAMESPACE, ROLLOUT_S)
+    words = ("-c", MODELS, f"http://gateway.{NAMESPACE}:8000/v1/models")
+    with local.client(NAMESPACE) as place:
+        listed = json.loads(local.run(*place.inside(sys.executable, *words)))["data"]
+    assert len(_names(local, "verifier")) == 2
+    assert [len(each["arithmetics"]) for each in listed if each["verifiers"]] == [1], listed
 
 
 def test_gateways_whose_store_is_wrong_replace_none_that_works(local: Cluster) -> None:
