@@ -157,7 +157,7 @@ def _write(path: Path, documents: Sequence[Object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "\n---\n".join(yaml.dump(each, Dumper=yaml.CSafeDumper, sort_keys=False, width=10**6) for each in documents)
     text = text.replace(NAMESPACE, "<<namespace>>").replace("\n\n---\n", "\n---\n")
-    text = re.sub(r"(?m)(?<=[:-] )<<\w+>>$", r'"\g<0>"', text)  # a string, whatever the value looks like
+    text = re.sub(r'(?m)(?<=[:-] )<<\w+>>[^"\n]*$', r'"\g<0>"', text)  # a string, whatever the value looks like
     path.write_text(text)
 
 
