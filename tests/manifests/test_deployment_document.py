@@ -21,6 +21,7 @@ def shown(name: str, folder: Path) -> Path:
     made.mkdir()
     up = os.path.relpath(K8S, made)
     text = text.replace("../production", f"{up}/overlays/production").replace("../../settings", f"{up}/settings")
+    text = text.replace("../../components/", f"{up}/components/")
     (made / "kustomization.yaml").write_text(textwrap.dedent(text))
     return made
 
