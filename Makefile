@@ -107,8 +107,9 @@ test-gpu: setup ## The embedded engine on a GPU (on a machine with CUDA)
 
 # KUBEBUILDER_ASSETS=FOLDER: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, otelcol and jaeger. As root, with
 # kubectl, npm, iproute2, util-linux and a Valkey or Redis; what is missing is named, and fails it.
+# SHORT=1: accepted, ready, applied twice and installed twice, without rollouts and lost nodes.
 test-cluster: setup ## The manifests on a real Kubernetes control plane, pods as processes (KUBEBUILDER_ASSETS=FOLDER)
-	$(BIN)/python -m tests.cluster
+	$(BIN)/python -m tests.cluster $(if $(SHORT),-m "not slow")
 
 # SPEC_BENCH=FOLDER: prompts of its spec_bench.jsonl and humaneval_prompts.jsonl instead of a dozen of the tests' own.
 test-real: setup ## The real model and deep random ones, whole (an hour or more on two cores; SPEC_BENCH=FOLDER: others' prompts)
@@ -169,8 +170,8 @@ chart: setup ## Make the Helm chart of k8s/ in .cache/chart, checked and packed
 	rm -rf .cache/chart
 	mkdir -p .cache
 	$(BIN)/python -m tools.chart .cache/chart/slipstream
-	sh tools/helm lint --strict .cache/chart/slipstream
-	sh tools/helm package .cache/chart/slipstream --destination .cache/chart
+	sh tools/helm lint --strict .cache/chart/slipstream --values k8s/chart/ci/one-pool-values.yaml
+	sh tools/helm package .cache/chart/slipstream --destination .cache/chart --version $(VERSION) --app-version $(VERSION)
 
 lint: setup ## Format, style, types, import contracts and protos
 	$(BIN)/ruff check .

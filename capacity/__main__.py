@@ -14,8 +14,9 @@ from rich.console import Console
 from capacity import report
 from capacity.cost import measured, measured_by, shape
 from capacity.gpus import level_times
+from capacity.manifests import share_that_is_used, write
 from capacity.scenario import Scenario, Slo, read
-from capacity.sizing import compare
+from capacity.sizing import FleetPlan, compare
 from slipstream.cli.options import explained
 from slipstream.errors import InvalidArgument
 from slipstream.process import tune_runtime
@@ -30,6 +31,11 @@ def plan(
     ttft_p95_ms: Annotated[float | None, typer.Option(help="Of the SLO.", min=0.0)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without simulating each fleet's cell step by step.")] = False,
     day: Annotated[bool, typer.Option("--day", help="Also a day of the file's regions.")] = False,
+    manifests: Annotated[
+        Path | None, typer.Option(help="Also write the chart's values and a component for kustomize to this folder.")
+    ] = None,
+    cold_start_s: Annotated[float, typer.Option(help="For --manifests: until a new pod is ready.", min=0.0)] = 600.0,
+    doubles_in_s: Annotated[float, typer.Option(help="For --manifests: traffic, at the fastest.", min=1.0)] = 1200.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     measure: Annotated[str, typer.Option(help="Instead: print the cost table of this model on this machine.")] = "",
     measured_at: Annotated[
@@ -65,10 +71,13 @@ def plan(
         tune_runtime()
         given = _changed(read(scenario), rate, delay_ms, acceptance)
         given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))
-        _tell(given, exact=not quick, day=day, as_json=as_json)
+        plans = _tell(given, exact=not quick, day=day, as_json=as_json)
+        if manifests is not None:
+            write(manifests, given, plans, share_that_is_used(cold_start_s, doubles_in_s))
+            typer.echo(f"written: {manifests}/values.yaml and {manifests}/kustomization.yaml", err=True)
 
 
-def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
+def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> list[FleetPlan]:
     if given.traffic.rate <= 0.0:
         raise InvalidArgument("[traffic] needs a rate, the requests a second.")
     if not as_json:
@@ -85,13 +94,14 @@ def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> None:
         if day:
             figures["day"] = report.day_rows(given, plans)
         typer.echo(json.dumps(figures, indent=1))
-        return
+        return plans
     console = Console()
     console.print(report.table(given, plans))
     console.print(report.sentence(given, plans))
     console.print(report.level_sentence(given))
     if day:
         console.print(report.day_table(given, plans))
+    return plans
 
 
 def _changed(given: Scenario, rate: float | None, delay_ms: float | None, acceptance: float | None) -> Scenario:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Panel, Query, rate, ratio, times
+from deploy.grafana.panels import SYSTEM, Dashboard, Panel, Query, rate, ratio, times
+
+UNPRICED = "No prices are set: GATEWAY_VERIFIER_PRICE and GATEWAY_DRAFTER_PRICES of the gateways."
+OURS = f'{SYSTEM}, deployment=~"gateway|verifier|drafter-.+"'
+HPA = f'{SYSTEM}, horizontalpodautoscaler=~"keda-hpa-(gateway|verifier|drafter-model)"'
+PODS = f'{SYSTEM}, pod=~"(verifier|drafter-model)-.+"'
 
 FLEET = Dashboard(
     "fleet",
@@ -133,14 +138,48 @@ FLEET = Dashboard(
         ),
         (
             Panel(
+                "Replicas",
+                (
+                    Query(
+                        f"max by (deployment) (kube_deployment_status_replicas_ready{{{OURS}}})", "{{deployment}} ready"
+                    ),
+                    Query(f"max by (deployment) (kube_deployment_spec_replicas{{{OURS}}})", "{{deployment}} wanted"),
+                    Query(
+                        f"max by (horizontalpodautoscaler) (kube_horizontalpodautoscaler_spec_max_replicas{{{HPA}}})",
+                        "{{horizontalpodautoscaler}} at most",
+                    ),
+                ),
+                "There, wanted, and at most. By kube-state-metrics.",
+                nothing="kube-state-metrics is not scraped here.",
+            ),
+            Panel(
+                "GPUs: busy",
+                (Query(f"max by (pod) (DCGM_FI_DEV_GPU_UTIL{{{PODS}}}) / 100", "{{pod}}"),),
+                "Share of time with a kernel running, which is no measure of work. By NVIDIA's exporter.",
+                "percentunit",
+                most=1,
+                nothing="NVIDIA's DCGM exporter is not scraped here.",
+            ),
+            Panel(
+                "GPUs: memory",
+                (Query(f"sum by (pod) (DCGM_FI_DEV_FB_USED{{{PODS}}}) * 1048576", "{{pod}}"),),
+                "Weights, KV and what is computed. By NVIDIA's exporter.",
+                "bytes",
+                nothing="NVIDIA's DCGM exporter is not scraped here.",
+            ),
+        ),
+        (
+            Panel(
                 "Cost / hour",
-                (Query("max by (role) (slipstream_cost_per_hour)", "{{role}}s"),),
+                (Query("max by (role) (slipstream_cost_per_hour) > 0", "{{role}}s"),),
                 "Configured prices of the workers that answer.",
+                nothing=UNPRICED,
             ),
             Panel(
                 "Cost of a million tokens",
                 (Query("slipstream:cost_per_million_tokens:1h"),),
                 "Over the last hour.",
+                nothing=UNPRICED,
             ),
             Panel(
                 "Re-homings / s",

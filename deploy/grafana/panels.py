@@ -37,11 +37,14 @@ class Panel:
     kind: Literal["timeseries", "stat", "bargauge", "heatmap"] = "timeseries"
     most: float | None = None
     """Upper end of the axis; None for an open one."""
+    nothing: str = ""
+    """Shown where no query has data; empty for Grafana's own words."""
 
     def json(self, number: int, place: Json) -> Json:
         instant = self.kind in ("stat", "bargauge")
         targets = [_target(query, "ABCDEFGH"[at], instant, self.kind) for at, query in enumerate(self.queries)]
         defaults = {"unit": self.unit, "min": 0} | ({} if self.most is None else {"max": self.most})
+        defaults |= {"noValue": self.nothing} if self.nothing else {}
         panel = {
             "id": number,
             "type": self.kind,

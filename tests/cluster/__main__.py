@@ -10,6 +10,8 @@ from pathlib import Path
 from tests.cluster.programs import missing
 
 FOLDER = Path(__file__).resolve().parent
+TEST_S = 2400
+"""A test's most: of five rollouts, each as long as the busiest machine may take."""
 APART = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 # `ip netns` keeps its names in /run/netns: those of this cluster are seen by it alone.
 SCRIPT = 'ip link set lo up && mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && exec "$@"'
@@ -31,7 +33,8 @@ def main(options: list[str]) -> int:
     if helm.returncode:  # which npm fetches, and inside there is no network
         print(f"the cluster's tests cannot run: {helm.stderr}", file=sys.stderr)
         return 1
-    words = [*APART, "sh", "-c", SCRIPT, "sh", sys.executable, "-m", "pytest", "-q", str(FOLDER), *options]
+    words = [*APART, "sh", "-c", SCRIPT, "sh", sys.executable, "-m", "pytest", "-q", "-o", f"timeout={TEST_S}"]
+    words += [str(FOLDER), *options]
     return subprocess.run(words, env={**os.environ, "SLIPSTREAM_CLUSTER": "1"}, check=False).returncode
 
 

@@ -21,8 +21,9 @@ from tests.cluster.network import Interface, open_bridge
 from tests.cluster.nodes import Provisioner, create
 from tests.cluster.programs import program
 
-PATIENCE = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-"""How many times longer things take here than alone: other work has its share of the cores."""
+PATIENCE = min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+"""How many times longer things take here than alone: other work has its share of the cores. Whatever takes longer than
+six times is not waited for."""
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
 COMMAND_S = 120.0
 QUIET_S = 90.0
@@ -82,7 +83,10 @@ class Cluster:
         return self.objects(namespace, "pods", "v1")
 
     def available(self, namespace: str) -> bool:
-        """Whether every Deployment and StatefulSet has the pods that it should, all of its present template."""
+        """Whether every Deployment and StatefulSet has the pods that it should, all of its present template. Raises
+        AssertionError where a pod can never run here."""
+        faults = {pod.fault for pod in list(self.kubelet.pods.values()) if pod.fault}
+        assert not faults, faults
         found = {**self.objects(namespace, "deployments"), **self.objects(namespace, "statefulsets")}
         return bool(found) and all(_complete(each) for each in found.values())
 

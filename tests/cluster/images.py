@@ -10,6 +10,14 @@ from pathlib import Path
 from tests.cluster.programs import program, store
 
 ROOT = Path(__file__).resolve().parents[2]
+MODULES = {
+    "gateway": "gateway",
+    "drafter": "drafter_svc",
+    "drafter-lookup": "drafter_svc",
+    "verifier": "verifier_svc",
+    "verifier-vllm": "verifier_svc",
+}
+"""By the image's name."""
 IN_IMAGE = "/opt/slipstream"
 """Where an image has the repository's models."""
 EMULATED = {
@@ -24,15 +32,20 @@ EMULATED = {
 """By variable, where it is there."""
 
 
+class NoSuchImage(Exception):
+    """Of an image that nothing here stands for."""
+
+
 def command(image: str) -> list[str]:
-    """Of an image that names none itself."""
+    """Of a container that names none itself. Raises NoSuchImage."""
     name = re.split("[@:]", image.rsplit("/", 1)[-1])[0]
     if name == "valkey":
         return []
     if name in ("jaeger", "opentelemetry-collector-contrib"):
         return [program("jaeger" if name == "jaeger" else "otelcol")]
-    module = {"gateway": "gateway", "drafter": "drafter_svc", "verifier": "verifier_svc"}[name]
-    return [sys.executable, "-m", module]
+    if name not in MODULES:
+        raise NoSuchImage(image)
+    return [sys.executable, "-m", MODULES[name]]
 
 
 def environment(values: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from tests.cluster.api import STRATEGIC, Api, Object
-from tests.cluster.images import ROOT, command, environment
+from tests.cluster.images import ROOT, NoSuchImage, command, environment
 from tests.cluster.network import Interface
 from tests.cluster.probes import succeeds
 
@@ -39,6 +39,8 @@ class Pod(threading.Thread):
         self._phase, self._begun, self._ready, self._restarts = "Pending", False, False, 0
         self._over = threading.Event()
         self._lost = False
+        self.fault = ""
+        """Why it can never run here."""
         self.path = f"/api/v1/namespaces/{self.meta['namespace']}/pods/{self.meta['name']}"
 
     def run(self) -> None:
@@ -56,6 +58,9 @@ class Pod(threading.Thread):
             except (HTTPError, KeyError):  # a Secret or ConfigMap that is not there keeps a pod waiting
                 self._over.wait(1)
                 continue
+            except NoSuchImage as error:
+                self.fault = f"{self.meta['name']}: no program stands for the image {error}"
+                return
             self._phase, self._begun = "Running", False
             self._report()
             self._watch(container)

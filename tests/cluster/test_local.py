@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +17,7 @@ READY_S = 60.0
 ROLLOUT_S = 180.0
 LOST_S = 30
 """The tolerations of the manifests."""
+MODELS = "import httpx, sys; print(httpx.get(sys.argv[1]).raise_for_status().text)"
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,7 @@ def test_a_second_apply_changes_nothing(local: Cluster) -> None:
     local.kubectl("diff", "--server-side", "-k", "k8s/overlays/local")
 
 
+@pytest.mark.slow
 def test_a_restart_of_each_role_disturbs_no_request_and_changes_no_text(local: Cluster) -> None:
     """Two of each role, since this overlay replaces one pod after the other; in the shipped models' own arithmetic."""
     for name in ("gateway", "verifier"):
@@ -48,6 +52,18 @@ def test_a_restart_of_each_role_disturbs_no_request_and_changes_no_text(local: C
     assert (seen["errors"], seen["changed"]) == ({}, [])
 
 
+@pytest.mark.slow
+def test_verifiers_of_one_deployment_have_one_arithmetic(local: Cluster) -> None:
+    """What decides numbers is chosen by what the machine is, so a restart changes no text."""
+    local.wait_available(NAMESPACE, ROLLOUT_S)
+    words = ("-c", MODELS, f"http://gateway.{NAMESPACE}:8000/v1/models")
+    with local.client(NAMESPACE) as place:
+        listed = json.loads(local.run(*place.inside(sys.executable, *words)))["data"]
+    assert len(_names(local, "verifier")) == 2
+    assert [len(each["arithmetics"]) for each in listed if each["verifiers"]] == [1], listed
+
+
+@pytest.mark.slow
 def test_gateways_whose_store_is_wrong_replace_none_that_works(local: Cluster) -> None:
     before = _names(local, "gateway")
     with local.load(NAMESPACE) as seen:
@@ -61,6 +77,7 @@ def test_gateways_whose_store_is_wrong_replace_none_that_works(local: Cluster) -
     assert _names(local, "gateway") & before
 
 
+@pytest.mark.slow
 def test_pods_of_a_lost_node_are_replaced_after_half_a_minute(local: Cluster) -> None:
     nodes = {pod["spec"]["nodeName"] for pod in local.pods(NAMESPACE).values()}
     node = next(iter(nodes - {local.pods(NAMESPACE)["redis-0"]["spec"]["nodeName"]}))  # whose volume stays where it is

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.manifests.charts import ONE_POOL
 from tools.chart import write
 
 NAMESPACES = ("one", "two")
@@ -27,7 +28,7 @@ def charted(kubernetes: Cluster) -> Iterator[tuple[Cluster, Path]]:
 def test_two_releases_are_installed_and_removed_by_themselves(charted: tuple[Cluster, Path]) -> None:
     kubernetes, chart = charted
     for name in NAMESPACES:
-        words = ("install", "slipstream", chart, "-n", name, "--set", "overlay=standalone")
+        words = ("install", "slipstream", chart, "-n", name, "--values", ONE_POOL)
         assert "STATUS: deployed" in kubernetes.run("sh", "tools/helm", *words)
     assert _classes(kubernetes) == _own(*NAMESPACES)
     for name in NAMESPACES:

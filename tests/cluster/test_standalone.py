@@ -62,6 +62,7 @@ def test_a_second_apply_changes_nothing(standalone: Cluster) -> None:
     standalone.kubectl("diff", "--server-side", "-k", standalone.folder / "overlay")
 
 
+@pytest.mark.slow
 def test_requests_by_grpc_and_http_are_answered_and_their_traces_are_in_jaeger(standalone: Cluster) -> None:
     """The key goes over the cluster's own network without TLS, which the client is told to accept."""
     gateway = f"dns:///gateway.{NAMESPACE}:50051"

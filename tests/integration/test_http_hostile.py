@@ -22,7 +22,7 @@ from tests.web import CHAT_TEMPLATE, Web, events_of, web
 ALICE, BOB = new_key(), new_key()
 BODY = {"prompt": "Tell me.", "max_tokens": 5}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-UNLISTED = [("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("POST", "/health/x")]
+UNLISTED = [("GET", "/"), ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("POST", "/health/x")]
 OPEN = {"/health", "/ping", "/ready"}
 GENERATING: list[tuple[str, Any]] = [
     ("/v1/completions", {"prompt": "Tell me, please.", "max_tokens": 20}),
@@ -61,7 +61,7 @@ async def test_without_a_key_every_route_but_health_is_closed(
     for method, path in [*routes, *UNLISTED]:
         for headers in ({}, bearer(BOB), {"authorization": ALICE}, {"authorization": f"Basic {ALICE}"}):
             answer = await served.client.request(method, path, headers=headers, content=b"{broken")
-            if path in OPEN:
+            if path in {*OPEN, "/"}:
                 assert answer.status_code == 200
                 continue
             assert answer.status_code == 401, (path, headers)

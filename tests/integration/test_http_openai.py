@@ -608,6 +608,16 @@ async def test_models_and_the_tokenizer(served: Served) -> None:
     assert (await served.web.post("/detokenize", {"tokens": [2**31]})).status_code == 400
 
 
+async def test_the_root_leads_browsers_to_the_page_and_answers_health_checks(served: Served) -> None:
+    await served.start()
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    led = await served.web.client.get("/", headers=browser, follow_redirects=False)
+    assert (led.status_code, led.headers["location"]) == (307, "/playground")
+    for headers in ({"accept": "*/*", "user-agent": "ELB-HealthChecker/2.0"}, {"user-agent": "GoogleHC/1.0"}):
+        checked = await served.web.client.get("/", headers=headers, follow_redirects=False)
+        assert checked.status_code == 200 and "/ready" in checked.text
+
+
 async def test_operators_routes(served: Served) -> None:
     await served.start()
     get = served.web.client.get

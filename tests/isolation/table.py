@@ -61,6 +61,7 @@ HTTP: dict[str, Row] = {
     "POST /tokenize": _BODY | _NO_MODEL | {"threads": "messages", "loop": "odd texts"},
     "POST /detokenize": _BODY | _NO_MODEL | {"threads": "token ids"},
     "GET /playground/fleet": _GET | _OPERATOR,
+    "GET /": _GET,
 } | {
     f"GET /playground{file}": _GET
     for file in (

@@ -50,8 +50,19 @@ TELEMETRY = re.findall(r"OTEL_\w+", "\n".join(re.findall(r"^\|.*?\|", TRACING, r
 """The standard names that docs/tracing.md has a line for."""
 POD = {"OTEL_POD_NAME", "OTEL_POD_UID", "OTEL_POD_NAMESPACE", "OTEL_NODE_NAME"}
 """Stand in OTEL_RESOURCE_ATTRIBUTES."""
+CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 OTHERS = frozenset(
-    {*HUB, *TELEMETRY, *POD, "MODEL", "MODEL_REVISION", "JAEGER_LISTEN_HOST", "STORE_PASSWORD", "VALKEYCLI_AUTH"}
+    {
+        *HUB,
+        *CACHES,
+        *TELEMETRY,
+        *POD,
+        "MODEL",
+        "MODEL_REVISION",
+        "JAEGER_LISTEN_HOST",
+        "STORE_PASSWORD",
+        "VALKEYCLI_AUTH",
+    }
 )
 """Names that are not ours, or stand in other values."""
 SHARED: Mapping[str, type[Any]] = {"SLIPSTREAM_TLS_": TlsConfig, "SLIPSTREAM_TRACE_": TraceConfig}

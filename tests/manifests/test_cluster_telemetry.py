@@ -113,9 +113,10 @@ def test_sessions_that_wait_count_while_nobody_of_the_role_is_scraped(scaled: st
     (query,) = (
         t["metadata"]["query"] for t in triggers if "slipstream_gateway_waiting_sessions" in t["metadata"]["query"]
     )
+    there = "sessions" if scaled == "verifier" else "waiting_sessions"
     told = {
         'slipstream_gateway_waiting_sessions{namespace="slipstream"}': 7,
-        'slipstream_verifier_waiting_sessions{namespace="slipstream"}': 20,
+        f'slipstream_verifier_{there}{{namespace="slipstream"}}': 20,
     }
 
     def case(series: dict[str, int], expected: list[dict[str, Any]]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_groups_are_scaled_where_autoscaling_and_several_nodes_meet(tmp_path: Pa
     assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
     spec = find(documents, "ScaledObject", "verifier")["spec"]
     assert spec["scaleTargetRef"]["kind"] == "LeaderWorkerSet" and spec["minReplicaCount"] == 2
-    assert len(spec["triggers"]) == len(find(apart, "ScaledObject", "verifier")["spec"]["triggers"]) == 3
+    assert len(spec["triggers"]) == len(find(apart, "ScaledObject", "verifier")["spec"]["triggers"]) == 2
 
 
 def test_a_laptop_of_two_cores_has_room_for_the_local_overlay() -> None:

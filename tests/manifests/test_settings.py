@@ -16,17 +16,26 @@ GIVEN = {
     "registry": "registry.example:5000/team/x",
     "prometheus": "http://prometheus.observed:9090",
     "monitoring_namespace": "observed",
+    "docs_url": "https://git.example/slipstream/",
     "pool_label": "cloud.google.com/gke-nodepool",
     "verifier_pool": "h100",
     "drafter_pool": "l4",
     "shared_class": "efs",
+    "target_storage": "81Gi",
+    "draft_storage": "21Gi",
+    "shared_storage": "101Gi",
     "serving_class": "high",
     "drafting_class": "low.drafting",
     "hub": "https://mirror.example",
     "proxy": "http://proxy.example:3128",
     "egress_cidr": "10.2.0.0/16",
+    "store_cidr": "10.3.0.0/16",
+    "client_name": "llm.example",
+    "issuer": "corp",
+    "issuer_kind": "Issuer",
     "collector": "http://collector.observed:4317",
     "collector_cidr": "10.1.0.0/16",
+    "collector_namespace": "watched",
 }
 HEAD = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: elsewhere\n"
 
@@ -61,7 +70,7 @@ def test_every_setting_of_the_base_is_tried_here() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_settings_and_namespace_arrive_everywhere(tmp_path: Path, layers: int) -> None:
-    documents = settled(tmp_path, "production", "priority-elsewhere", layers=layers)
+    documents = settled(tmp_path, "production", "priority-elsewhere public-certificate", layers=layers)
     ours = {
         image
         for _, container in containers(documents)
@@ -72,14 +81,53 @@ def test_settings_and_namespace_arrive_everywhere(tmp_path: Path, layers: int) -
     }
     rest = json.dumps([d for d in documents if d["metadata"]["name"] not in ("settings", "grafana-dashboards")])
     for name, default in defaults().items():
-        if default and name not in ("registry", "verifier_pool", "drafter_pool"):
+        if default and name not in ("registry", "verifier_pool", "drafter_pool", "client_name", "store_cidr"):
             assert f'"{default}"' not in rest, name
+    own = {"target_storage", "draft_storage"}  # of pods that have volumes of their own
     for name, value in GIVEN.items():
-        assert value in rest, name
+        assert name in own or value in rest, name
     queries = [t["metadata"]["query"] for d in documents if d["kind"] == "ScaledObject" for t in d["spec"]["triggers"]]
     assert len(queries) == 6 and {ns for q in queries for ns in re.findall(r'namespace="(\w+)"', q)} == {"elsewhere"}
     assert {d["metadata"].get("namespace", "elsewhere") for d in documents} == {"elsewhere"}
     assert [sentence for policy in POLICIES for sentence in policy(documents)] == []
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_pods_that_fetch_models_have_volumes_of_the_settings_sizes(tmp_path: Path, layers: int) -> None:
+    groups = "multi-node-verifier" if layers == 1 else ""
+    documents = settled(tmp_path, "standalone", groups, layers=layers)
+    sizes = {}
+    for workload in workloads(documents):
+        for volume in workload.spec.get("volumes", []):
+            if "ephemeral" in volume:
+                claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+                sizes[workload.name] = claim["resources"]["requests"]["storage"]
+    verifiers = ["verifier-group leader", "verifier-group worker"] if groups else ["verifier"]
+    assert sizes == dict.fromkeys(verifiers, GIVEN["target_storage"]) | {"drafter-model": GIVEN["draft_storage"]}
+
+
+def test_a_target_for_several_gpus_has_room_for_its_weights(tmp_path: Path) -> None:
+    up = os.path.relpath(K8S, tmp_path)
+    lines = [f"resources: [{up}/overlays/standalone]", f"components: [{up}/components/multi-gpu-verifier]"]
+    (tmp_path / "kustomization.yaml").write_text(HEAD + "\n".join([*lines, f"transformers: [{up}/settings]"]))
+    volumes = find(render(tmp_path), "Deployment", "verifier")["spec"]["template"]["spec"]["volumes"]
+    (claim,) = (each["ephemeral"]["volumeClaimTemplate"]["spec"] for each in volumes if each["name"] == "models")
+    assert claim["resources"]["requests"]["storage"] == "300Gi"
+    (caches,) = (each["emptyDir"] for each in volumes if each["name"] == "caches")
+    assert caches == {"sizeLimit": "20Gi"}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_certificate_for_clients_names_the_namespace_and_one_of_a_public_issuer_does_not(
+    tmp_path: Path, layers: int
+) -> None:
+    names = {}
+    for components in ("", "public-certificate"):
+        (tmp_path / f"with {components}").mkdir()
+        documents = settled(tmp_path / f"with {components}", "production", components, layers)
+        names[components] = find(documents, "Certificate", "gateway-clients")["spec"]["dnsNames"]
+    inside = ["gateway", "gateway.elsewhere.svc", "gateway.elsewhere.svc.cluster.local"]
+    assert names == {"": inside, "public-certificate": [GIVEN["client_name"]]}
 
 
 CLASSES = {"gateway": "serving", "verifier": "serving", "drafter": "drafting", "store": "serving"}

@@ -30,7 +30,7 @@ Receive = Callable[[], Awaitable[Message]]
 SendMessage = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, SendMessage], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
 """Paths that need no key: probes have none."""
 REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = "request-id"

@@ -1,4 +1,4 @@
-"""`/playground`: the page with its scripts and styles, which are files of this package, and the fleet's state."""
+"""`/playground`: the page with its scripts and styles, which are files of this package, and the fleet's state; `/`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from google.protobuf.json_format import MessageToDict
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
@@ -34,6 +34,14 @@ HEADERS = {"content-security-policy": POLICY, "referrer-policy": "no-referrer"}
 
 def routes(parts: HttpDependencies) -> APIRouter:
     router = APIRouter(tags=["playground"])
+
+    @router.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:
+        """A browser is led to the page. Others get 200: clouds' balancers check the health of `/` unless they are
+        configured, and take a redirection for a fault."""
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("/playground")
+        return PlainTextResponse("Slipstream. /ready says whether it serves, /docs lists its routes.\n")
 
     @router.get("/playground/fleet")
     async def fleet(request: Request) -> dict[str, Any]:

@@ -33,11 +33,11 @@ RATES: dict[str, Callable[[Outcome], float]] = {
 
 
 def triggers(role: str) -> dict[str, tuple[str, float]]:
-    """(metric, threshold) by name, of triggers that ask for one metric."""
+    """(first metric, threshold) by name."""
     scaled: dict[str, Any] = yaml.safe_load((ROOT / f"k8s/components/autoscaling/{role}.yaml").read_text("utf-8"))
     asked = [(each["name"], each["metadata"]) for each in scaled["spec"]["triggers"]]
     found = [(name, re.findall(r"slipstream_\w+", data["query"]), data["threshold"]) for name, data in asked]
-    return {name: (of[0], float(threshold)) for name, of, threshold in found if len(of) == 1}
+    return {name: (of[0], float(threshold)) for name, of, threshold in found}
 
 
 @cache

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.images import MODULES, NoSuchImage, command
 from tests.cluster.programs import ASSETS, CONTROL_PLANE, TELEMETRY, missing
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,3 +41,15 @@ def test_tests_of_the_cluster_are_collected_by_their_command_alone() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/cluster"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_every_image_of_ours_in_the_manifests_has_its_program() -> None:
+    """A pod whose image has none would never be ready, and its test would wait for it to the end."""
+    folders = [ROOT / "k8s" / name for name in ("base", "components", "overlays")]
+    texts = [path.read_text("utf-8") for folder in folders for path in folder.rglob("*.yaml")]
+    images = {image for text in texts for image in re.findall(r"\bimage: (slipstream/[\w-]+)", text)}
+    assert images == {f"slipstream/{name}" for name in MODULES}
+    for image in images:
+        assert command(f"{image}:0.1.0")[1:] == ["-m", MODULES[image.removeprefix("slipstream/")]]
+    with pytest.raises(NoSuchImage):
+        command("slipstream/chooser:0.1.0")
