@@ -84,5 +84,5 @@ def test_a_draft_model_does_without_batch_invariant_attention(monkeypatch: pytes
     monkeypatch.setattr("slipstream.engine.attention.plan.AttentionPlan._attend_invariant", None)
     # The trial before it plays in both ways.
     monkeypatch.setattr("slipstream.engine.models.forward_trial.report_of", lambda question: "passed before")
-    monkeypatch.setattr("slipstream.engine.kvcache.store.paged_attention", lambda *_: None)
+    monkeypatch.setattr("slipstream.engine.kvcache.store.paged_attention", lambda *_, **__: None)
     assert open_proposer(ProposerSettings(model=DRAFT, dtype="float32")).model.dtype == "float32"

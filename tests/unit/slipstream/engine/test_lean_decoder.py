@@ -135,9 +135,12 @@ def test_no_weight_is_kept_twice(folder: Any) -> None:
 
 
 def living_bytes() -> int:
+    """Of tensors with numbers of their own: what a `PackedWeight` stands for is a tensor of its product."""
     gc.collect()
     found = [
-        thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided
+        thing
+        for thing in gc.get_objects()
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout is torch.strided
     ]
     return sum({thing.untyped_storage().data_ptr(): thing.untyped_storage().nbytes() for thing in found}.values())
 
