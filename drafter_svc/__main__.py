@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from drafter_svc.config import PREFIX, DrafterConfig
 from slipstream.config import from_env
 from slipstream.process import run_role, tune_runtime, until_signal
@@ -11,8 +9,6 @@ from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.tokenizer.vocabulary import check_folder
-
-log = logging.getLogger("drafter_svc")  # run as a program, the module has no name of its own
 
 
 async def main() -> None:
@@ -29,9 +25,7 @@ async def main() -> None:
     ):
         await drafter.server.set_serving(True)
         tune_runtime()
-        log.info("%s", drafter.server.announcement)
-        print(drafter.server.announcement, flush=True)  # from then on a signal ends it with status 0
-        await until_signal()
+        await until_signal(drafter.server.announcement)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,9 @@ def tune_runtime() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-async def until_signal() -> None:
-    """Wait for SIGTERM or SIGINT, or for the end of the parent process where this one ends with it."""
+async def until_signal(ready: str = "") -> None:
+    """Wait for SIGTERM or SIGINT, or for the end of the parent process where this one ends with it. Both are handled
+    before the line `ready` is printed: whoever reads it may end the process at once, and it drains."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str] = loop.create_future()
 
@@ -67,6 +68,9 @@ async def until_signal() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask, number.name)
+    if ready:
+        log.info("%s", ready)
+        print(ready, flush=True)
     parent = os.getppid() if os.environ.get(END_WITH_PARENT) == "1" else None
     while not asked.done() and parent in (None, os.getppid()):
         await asyncio.wait([asked], timeout=1.0)

@@ -32,9 +32,7 @@ async def serve(config: VerifierConfig) -> None:
             *(model.name, model.arithmetic, "the same tokens" if model.batch_invariant else "the same distribution"),
         )
         tune_runtime()
-        log.info("%s", verifier.server.announcement)
-        print(verifier.server.announcement, flush=True)  # from then on a signal ends it with status 0
-        await until_signal()
+        await until_signal(verifier.server.announcement)
 
 
 def main() -> None:

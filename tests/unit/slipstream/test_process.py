@@ -19,6 +19,9 @@ async def serve():
 run_role("verifier", serve())
 """
 SELF = "os.kill(os.getpid(), signal.{})"
+ENDED_WHEN_READY = (
+    f"import builtins; builtins.print = lambda *_, **__: {SELF.format('SIGTERM')}; await until_signal('ready')"
+)
 WAITING = "asyncio.get_running_loop().call_later(0.01, os.kill, os.getpid(), signal.{}); await until_signal()"
 
 
@@ -40,6 +43,7 @@ def end_of(body: str) -> tuple[int, str]:
         (SELF.format("SIGUSR1"), -signal.SIGUSR1, "verifier: ended by SIGUSR1"),
         (WAITING.format("SIGTERM"), 0, "the process ends: SIGTERM"),
         (WAITING.format("SIGINT"), 0, "the process ends: SIGINT"),
+        (ENDED_WHEN_READY, 0, "the process ends: SIGTERM"),
     ],
 )
 def test_the_last_line_says_what_ended_the_process(body: str, status: int, line: str) -> None:
