@@ -186,7 +186,7 @@ def test_a_step_that_failed_may_run_again(
         output = schedule(step)
         if where == "before the workers":
             raise RuntimeError("a bug")
-        output.scheduled_cached_reqs.req_ids.append("nobody")
+        output.num_scheduled_tokens["nobody"] = 1
         return output
 
     def wrong_masks(*args: Any) -> StepMasks:
