@@ -30,6 +30,22 @@ else:
     BaseRunner = device_runner.GPUModelRunner
 
 
+class DecodeGraphs(ModelCudaGraphManager):  # type: ignore[misc]
+    """vLLM's graphs. Of those for chains of one length each, vLLM offers a step only the smallest that has its rows,
+    whatever its length: mostly one for another length, so that a step between two sizes has none."""
+
+    def _init_candidates(self) -> None:
+        super()._init_candidates()
+        smallest_last = self._capture_descs.get(CUDAGraphMode.FULL, [])
+        for (rows, adapters), offered in self._candidates.items():
+            fitting = {
+                each.uniform_token_count: each
+                for each in smallest_last
+                if each.num_tokens >= rows and each.num_active_loras == adapters and each.uniform_token_count
+            }
+            offered[:0] = [each for each in fitting.values() if each not in offered]
+
+
 class StepRunner(BaseRunner):  # type: ignore[misc]
     """Runs the steps of a `verifier_svc.execution.vllm.executor.VLLMExecutor`, and those with which vLLM warms up."""
 
@@ -37,6 +53,8 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         vllm_runner.init_speculator = lambda *_: None  # there is none for our method, and none is needed
         super().__init__(vllm_config, device)
         self.step_sampler = StepSampler(self.vocab_size, device)
+        self._logits: torch.Tensor | None = None
+        """Of the step that ran and is not sampled yet."""
 
     def initialize_kv_cache(self, *args: Any, **options: Any) -> None:
         vllm_runner.ModelCudaGraphManager = self._graph_manager
@@ -52,7 +70,7 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         schedule = [(number, number, length) for number, length in enumerate(lengths, 1)]
         speculation.num_speculative_tokens_per_batch_size = schedule or None
         try:
-            return ModelCudaGraphManager(config, device, mode, **options | {"varlen_decode": not lengths})
+            return DecodeGraphs(config, device, mode, **options | {"varlen_decode": not lengths})
         finally:
             speculation.num_speculative_tokens_per_batch_size = None
 
@@ -80,9 +98,19 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
             getattr(scheduler_output, "proposals", None),
         )
 
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: Any, *args: Any, **options: Any) -> Any:
+        """vLLM's, and the logits, which vLLM computes when it samples. Tensor-parallel workers gather them from each
+        other, so a worker that fails in its sampling alone, where all have the same logits, leaves no other waiting."""
+        output = super().execute_model(scheduler_output, *args, **options)
+        state = self.execute_model_state
+        if state is not None and not options.get("dummy_run"):
+            self._logits = self.model.compute_logits(state.hidden_states[state.input_batch.logits_indices])
+        return output
+
     def drop_unfinished(self) -> None:
         """Forgets a step that failed before it was sampled: its requests are sent anew."""
-        self.execute_model_state = None
+        self.execute_model_state = self._logits = None
         states = self.req_states
         tables = self.block_tables.block_tables
         for each in (states.all_token_ids, states.total_len, states.num_computed_tokens, *tables):
@@ -112,11 +140,11 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
     @step_eplb_after()
     def sample_tokens(self, masks: StepMasks | None) -> SampledStep:
         """In place of vLLM's own. Raises RuntimeError for a step that did not run."""
-        state, self.execute_model_state = self.execute_model_state, None
-        if state is None:
+        state, logits = self.execute_model_state, self._logits
+        self.execute_model_state = self._logits = None
+        if state is None or logits is None:
             raise RuntimeError("the step did not run")
         batch = state.input_batch
-        logits = self.model.compute_logits(state.hidden_states[batch.logits_indices])
         masks = masks if isinstance(masks, StepMasks) else None  # vLLM warms up with masks of its own
         rows, decided = self.step_sampler.decide(logits, _rows(batch), masks)
         self.postprocess_sampled(batch.idx_mapping, decided.tokens, *decided.counts, batch.query_start_loc)
