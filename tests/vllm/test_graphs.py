@@ -86,7 +86,7 @@ def test_without_that_equal_chains_of_every_padded_length_are_one(monkeypatch: p
     assert runner.graphs.path == "padded" and runner.graphs.lengths == (0, 1, 2, 4, 8)
     assert "FLASH_ATTN" in runner.graphs.notice and "0, 1, 2, 4, 8" in runner.graphs.notice
     for length in runner.graphs.lengths:
-        for sessions in (1, 3, SEQUENCES):
+        for sessions in range(1, 1 + SEQUENCES):
             assert dispatched(manager, [length] * sessions) == "FULL", (length, sessions)
     assert dispatched(manager, [0, 3, 8]) == "PIECEWISE"
 
