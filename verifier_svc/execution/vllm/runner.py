@@ -23,11 +23,10 @@ from verifier_svc.execution.vllm.step_sampler import StepRows, StepSampler
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu import model_runner as device_runner
-
-    BaseRunner = device_runner.CPUModelRunner
+    from vllm.v1.worker.cpu.model_runner import CPUModelRunner as BaseRunner
 else:
-    device_runner = vllm_runner
-    BaseRunner = device_runner.GPUModelRunner
+    from vllm.v1.worker.gpu import model_runner as device_runner
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as BaseRunner
 
 
 class DecodeGraphs(ModelCudaGraphManager):  # type: ignore[misc]
@@ -39,7 +38,7 @@ class DecodeGraphs(ModelCudaGraphManager):  # type: ignore[misc]
         smallest_last = self._capture_descs.get(CUDAGraphMode.FULL, [])
         for (rows, adapters), offered in self._candidates.items():
             fitting = {
-                each.uniform_token_count: each
+                (each.uniform_token_count, each.num_ubatches): each
                 for each in smallest_last
                 if each.num_tokens >= rows and each.num_active_loras == adapters and each.uniform_token_count
             }
@@ -137,7 +136,7 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         self.req_states.draft_tokens[:, :width].index_copy_(0, there[:, 0], there[:, 1:])
 
     @torch.inference_mode()
-    @step_eplb_after()
+    @step_eplb_after()  # type: ignore[untyped-decorator]
     def sample_tokens(self, masks: StepMasks | None) -> SampledStep:
         """In place of vLLM's own. Raises RuntimeError for a step that did not run."""
         state, logits = self.execute_model_state, self._logits
@@ -149,6 +148,11 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         rows, decided = self.step_sampler.decide(logits, _rows(batch), masks)
         self.postprocess_sampled(batch.idx_mapping, decided.tokens, *decided.counts, batch.query_start_loc)
         return self.step_sampler.fetch(rows, decided)
+
+
+def take_place_of_vllms() -> None:
+    """Its worker makes a `StepRunner` from now on."""
+    setattr(device_runner, BaseRunner.__name__, StepRunner)
 
 
 def graphs_of(config: Any, mode: Any, uneven: str, longest: int) -> Graphs:

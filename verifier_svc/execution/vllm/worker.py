@@ -21,7 +21,7 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker  # first: it gives torch what CPUs lack
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
-from verifier_svc.execution.vllm.runner import BaseRunner, StepRunner, device_runner
+from verifier_svc.execution.vllm.runner import take_place_of_vllms
 
 PR_SET_PDEATHSIG = 1
 
@@ -56,7 +56,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
     def init_device(self) -> None:
         self._unfinished = 0
         """Number of the step that began here and has not ended well; 0: none."""
-        setattr(device_runner, BaseRunner.__name__, StepRunner)  # vLLM takes it from there
+        take_place_of_vllms()
         with self._explaining():
             super().init_device()
 
