@@ -83,7 +83,7 @@ RELIED = (
                 "varlen_decode=")),
     Relied(RUNNER, "GPUModelRunner.execute_model",
            has=("self.finish_requests(", "self.add_requests(", "self.update_requests(",
-                "self.block_tables.apply_staged_writes()", "self.prepare_inputs(")),
+                "self.block_tables.apply_staged_writes()", "self.prepare_inputs(", "dummy_run")),
     Relied(RUNNER, "GPUModelRunner.update_requests", "self scheduler_output", has=("copy_kv_cache_blocks_inplace",)),
     Relied(RUNNER, "GPUModelRunner.sample_tokens", "self grammar_output"),
     Relied(RUNNER, "GPUModelRunner.sample",
@@ -108,7 +108,11 @@ RELIED = (
     Relied("v1/worker/gpu/cudagraph_utils.py", "ModelCudaGraphManager.__init__",
            "self vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode"),
     Relied("v1/worker/gpu/cudagraph_utils.py", "CudaGraphManager._init_candidates",
-           has=("build_dynamic_sd_schedule_lookup(", "self.varlen_decode")),
+           has=("build_dynamic_sd_schedule_lookup(", "self.varlen_decode",
+                "descs.sort(key=lambda d: d.num_tokens, reverse=True)", "self._capture_descs[mode]",
+                "self._candidates.setdefault(key")),
+    Relied("v1/worker/gpu/cudagraph_utils.py", "BatchExecutionDescriptor",
+           has=("num_tokens:", "uniform_token_count:", "num_active_loras:", "num_ubatches:")),
     # What `cpu_kernels` stand in for.
     Relied(BUFFERS, "_apply_write_kernel",
            "output_ptr output_stride write_indices_ptr write_starts_ptr write_contents_ptr write_cu_lens_ptr "
