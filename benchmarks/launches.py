@@ -17,7 +17,6 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +34,8 @@ from slipstream.engine.torch_engine import TorchEngine
 from slipstream.proposers.base import ROOT, DeeperLevels, Proposal, ProposerContext
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.sampling_params import SamplingParams
-from verifier_svc.execution.vllm.messages import EXTRA, SessionParameters, StepMasks
-from verifier_svc.execution.vllm.step_sampler import StepSampler
+from verifier_svc.execution.vllm.messages import SessionParameters, StepMasks
+from verifier_svc.execution.vllm.step_sampler import StepRows, StepSampler
 
 PASSES = ((1, 1), (1, 8), (8, 8), (16, 8))
 """Sessions and tokens of each."""
@@ -174,42 +173,34 @@ def sampling_steps(gpu: VirtualGPU) -> dict[str, Work]:
     for name in (*SAMPLINGS, "mask"):
         with gpu:
             sampler = _sampler(SAMPLINGS["T" if name == "mask" else name])
-            sampler.start_sampling(_masks() if name == "mask" else None)
+            masks = _masks() if name == "mask" else None
             drawn = torch.randn(REQUESTS * (CANDIDATES + 1), VOCABULARY, generator=torch.Generator().manual_seed(0))
             logits = Remote((4 * drawn).bfloat16())
-            drafts = Remote(torch.arange(REQUESTS * CANDIDATES, dtype=torch.int32))
+            counts, lengths = np.full(REQUESTS, CANDIDATES), np.full(REQUESTS, 100)
+            rows = StepRows(_names(), counts, lengths, np.full(REQUESTS, True))
             gpu.take()
-            sampler.decide(logits, np.full(REQUESTS, CANDIDATES), drafts)
-            work = gpu.take()
-            sampler.take_sampled()
-            found[f"sampling, {name}"] = work
+            decided = sampler.decide(logits, rows, masks)
+            found[f"sampling, {name}"] = gpu.take()
+            sampler.fetch(*decided)
+            assert gpu.take().to_host == 1
     return found
 
 
+def _names() -> list[str]:
+    return [f"r{index}" for index in range(REQUESTS)]
+
+
 def _sampler(sampling: SamplingParams) -> StepSampler:
-    """With as much of vLLM's runner as it reads."""
-    names = [f"r{index}" for index in range(REQUESTS)]
-    batch = SimpleNamespace(req_ids=names, num_tokens_no_spec=np.full(REQUESTS, 100, np.int32))
-    runner = SimpleNamespace(
-        input_batch=batch, discard_request_mask=SimpleNamespace(np=np.zeros(REQUESTS, np.bool_)), device=DEVICE
-    )
-    sampler = StepSampler(runner, VOCABULARY, DEVICE)
-    extra = {EXTRA: SessionParameters(sampling, 50).pack()}
-    added = [
-        SimpleNamespace(
-            req_id=name, prompt_token_ids=list(range(100)), sampling_params=SimpleNamespace(extra_args=extra)
-        )
-        for name in names
-    ]
-    sampler.begin(added, set(), None)
+    sampler = StepSampler(VOCABULARY, DEVICE)
+    chains = {name: list(range(CANDIDATES * index, CANDIDATES * (index + 1))) for index, name in enumerate(_names())}
+    sampler.begin([(name, SessionParameters(sampling, 50), range(100)) for name in chains], (), chains)
     return sampler
 
 
 def _masks() -> StepMasks:
-    names = [f"r{index}" for index in range(REQUESTS)]
     requests, depths = np.repeat(np.arange(REQUESTS), CANDIDATES + 1), np.tile(np.arange(CANDIDATES + 1), REQUESTS)
     bits = np.random.default_rng(0).integers(0, 256, (len(requests), VOCABULARY // 8), dtype=np.uint8)
-    return StepMasks(names, requests, depths, bits)
+    return StepMasks(_names(), requests, depths, bits)
 
 
 def logits_bytes() -> int:

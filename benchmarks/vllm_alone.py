@@ -71,7 +71,8 @@ def watch(wrapper: Any) -> None:
     worker.times = {"execute": [], "sample": [], "decide": []}
     worker.execute_model = _timed(worker.execute_model, worker.times["execute"])
     worker.sample_tokens = _timed(worker.sample_tokens, worker.times["sample"])
-    worker._step.decide = _timed(worker._step.decide, worker.times["decide"])
+    sampler = worker.model_runner.step_sampler
+    sampler.decide = _timed(sampler.decide, worker.times["decide"])
 
 
 def take(wrapper: Any) -> dict[str, list[float]]:

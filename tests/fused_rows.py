@@ -44,10 +44,10 @@ def by_kernels(
     logits: torch.Tensor, rows: npt.NDArray[np.void], masks: npt.NDArray[np.uint8] | None = None
 ) -> list[int]:
     size = len(rows)
-    requests = np.stack([np.arange(size), np.zeros(size, np.int64)], axis=1)
-    decided = fused.decide(logits, rows, requests, logits.new_empty(0, dtype=torch.int64), masks)
-    assert not decided.flags[1].any()
-    return torch.where(decided.flags[0], -1, decided.tokens[:, 0]).tolist()
+    requests = np.stack([np.arange(size), np.zeros(size, np.int64), np.ones(size, np.int64)], axis=1)
+    decided = fused.decide(logits, rows, requests, np.empty(0, np.int64), masks)
+    assert not decided.flags[1].any() and decided.counts.tolist() == [[1] * size, [0] * size]
+    return torch.where(decided.flags[0] != 0, -1, decided.tokens[:, 0]).tolist()
 
 
 def hard_logits(size: int, vocabulary: int, chance: np.random.Generator) -> torch.Tensor:

@@ -80,8 +80,9 @@ FORWARD = Metric(
     "slipstream_forward_info",
     "gauge",
     "Which code computes the passes of the worker's model: `kernels` and `lean` are fast paths, `library` is the model "
-    "library's code; `refused` is 1 where a fast path was tried at the start and left out. Always 1; absent without a "
-    "choice of the path.",
+    "library's code; on vLLM `full`, `padded` and `piecewise` are CUDA graphs of chains of any length, of equal ones "
+    "and of parts of a pass, `eager` is none; `refused` is 1 where a faster one was sought at the start and left out. "
+    "Always 1; absent without a choice of the path.",
     MODEL_ROLES,
     ("path", "refused"),
 )

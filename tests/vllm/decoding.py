@@ -24,6 +24,7 @@ from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor
 from verifier_svc.session import Session, SessionRequest
+from verifier_svc.token_constraint import TokenConstraint, TokenRules
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFT = str(ROOT / "models/target"), str(ROOT / "models/draft")
@@ -39,6 +40,7 @@ class Case:
     tokens: int = 40
     top_logprobs: int | None = None
     structure: StructuredOutput | None = None
+    rules: TokenRules | None = None
     salt: str = ""
 
 
@@ -103,6 +105,8 @@ def session(case: Case, output: Sequence[int] = ()) -> Session:
         opened.constraint = GrammarConstraint(
             compiled(case.structure), tokens[length:], drawn=not case.sampling.coupled, workers=AT_ONCE
         )
+    if case.rules is not None:
+        opened.constraint = TokenConstraint(case.rules, tokens, length, drawn=not case.sampling.coupled)
     return opened
 
 

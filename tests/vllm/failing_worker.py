@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from verifier_svc.execution.vllm.messages import StepMasks
+from verifier_svc.execution.vllm.messages import SampledStep, StepMasks
 from verifier_svc.execution.vllm.worker import StepWorker
 
 
 class FailingWorker(StepWorker):
-    def sample_tokens(self, masks: StepMasks | None) -> Any:
+    def sample_tokens(self, masks: StepMasks | None) -> SampledStep:
         if masks is not None and not len(masks.bits):
             if self.rank == 1:
                 raise RuntimeError("no memory here")

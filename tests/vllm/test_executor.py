@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.vllm.conftest import HANGING_S
 from tests.vllm.decoding import (
     SAMPLINGS,
     TARGET,
+    VOCABULARY,
     Case,
     Decoded,
     Decoding,
@@ -38,6 +40,7 @@ from verifier_svc.estimators.cost_measurement import REPEATS
 from verifier_svc.estimators.cost_measurement import SESSIONS as MEASURED_SESSIONS
 from verifier_svc.execution.vllm.messages import StepMasks
 from verifier_svc.execution.vllm.requests import RequestStep
+from verifier_svc.token_constraint import ReasoningBound, TokenRules
 
 SESSIONS = 16
 CASES = [
@@ -81,6 +84,35 @@ def test_grammars_hold_and_give_the_embedded_executor_s_text(executor: Any, embe
     assert texts(ours) == texts(theirs)
     assert rule == "rejection" or texts(ours) == plain
     assert sum(each.accepted for each in ours.values()) > 0
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_what_a_session_s_own_tokens_forbid_is_never_chosen(
+    executor: Any, embedded: Any, expected: dict[Case, Decoded], rule: str
+) -> None:
+    """A least length, bad words and a limit of reasoning. Candidates are also what the text would be without them."""
+    cases, free = list[Case](), dict[Case, list[int]]()
+    for near in CASES[:4]:
+        text, prompt = expected[near].token_ids, near.prompt
+        least, words = len(prompt) + 12, [(text[4],), tuple(text[8:10])]
+        thinking = ReasoningBound(6, begin=prompt[-1], end=max(text) + 1)
+        for rules in (TokenRules(VOCABULARY, least, text[:3], words), TokenRules(VOCABULARY, reasoning=thinking)):
+            case = Case(prompt, replace(near.sampling, acceptance=rule), 24, rules=rules)
+            cases.append(case)
+            free[case] = text
+    plain = texts(decode(embedded, cases))
+    for known in (plain, free):
+        ours, theirs = (decode(each, cases, guesses(known, 0.8), seed=2) for each in (executor, embedded))
+        assert texts(ours) == texts(theirs)
+        assert rule == "rejection" or texts(ours) == plain
+        assert sum(each.accepted for each in ours.values()) > 0
+        for case in cases:
+            output, rules = ours[case].token_ids, case.rules
+            assert rules is not None and output != free[case][: len(output)]
+            assert not set(output[:12]) & set(rules.stop_token_ids)
+            for word in rules.bad_words:
+                assert word not in {tuple(output[at : at + len(word)]) for at in range(len(output))}
+            assert rules.reasoning is None or rules.reasoning.end in output[:7]
 
 
 def test_a_grammar_that_cannot_be_followed_ends_its_session_alone(
@@ -186,7 +218,7 @@ def test_a_step_that_failed_may_run_again(
         output = schedule(step)
         if where == "before the workers":
             raise RuntimeError("a bug")
-        output.scheduled_cached_reqs.req_ids.append("nobody")
+        output.num_scheduled_tokens["nobody"] = 1
         return output
 
     def wrong_masks(*args: Any) -> StepMasks:

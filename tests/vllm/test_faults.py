@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 import pytest_asyncio
@@ -82,6 +83,27 @@ async def test_a_least_length_holds_and_gives_the_embedded_engine_s_text(system:
     assert all(len(text) >= 40 for text in plain)
     free = await generate(system.on_vllm, limited(0, speculate=True))
     assert all(len(text) <= 4 for text in free)
+
+
+async def test_bad_words_and_a_limit_of_reasoning_give_the_embedded_engine_s_text(system: System) -> None:
+    """Each is what the text would have without it: every fourth pair of tokens, and reasoning from the third on."""
+    free = system.plain(TOKENS)
+    bad = {pair for text in free for pair in [*pairwise(text)][8::4]}
+    bad -= {pair for text in free for pair in pairwise(text[:9])}  # so that each text comes to its mark
+    end = max(map(max, free)) + 1
+
+    def limited(*, speculate: bool) -> list[gateway_pb2.GenerateRequest]:
+        wanted = requests(TOKENS, speculate=speculate)
+        for each, text in zip(wanted, free, strict=True):
+            each.sampling.bad_words_ids.extend(gateway_pb2.TokenIds(token_ids=pair) for pair in sorted(bad))
+            limit = gateway_pb2.ReasoningLimit(max_tokens=4, begin_token_id=text[2], end_token_id=end)
+            each.reasoning_limit.CopyFrom(limit)
+        return wanted
+
+    plain = await generate(system.others.gateway, limited(speculate=False))
+    assert await generate(system.on_vllm, limited(speculate=True)) == plain
+    assert not any(bad & {*pairwise(text)} for text in plain)
+    assert all(end in text[:8] for text in plain)
 
 
 async def test_the_costs_that_it_measured_can_be_planned_with(system: System) -> None:

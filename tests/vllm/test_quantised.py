@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.errors import FailedPrecondition
 from tests.vllm.conftest import open_executor
-from tests.vllm.decoding import SAMPLINGS, Case, decode, guesses, prompts, texts
+from tests.vllm.decoding import SAMPLINGS, Case, Decoding, decode, guesses, prompts, texts
 from tests.vllm.quantised import configure, save_int8
 
 CASES = [Case(prompt, sampling, 24) for prompt, sampling in zip(prompts(8), SAMPLINGS, strict=True)]
@@ -41,6 +41,19 @@ def test_an_int8_checkpoint_has_one_text_whatever_is_drafted(quantised: Any, emb
         accepted, drafted = (sum(getattr(each, name) for each in decoded.values()) for name in ("accepted", "drafted"))
         assert drafted > 0 and (accepted == drafted) == (right == 1.0) and (accepted == 0) == (right == 0.0)
     assert quantised.kv.blocks_free == quantised.kv.blocks_total
+
+
+def test_more_sessions_than_a_worker_knows_at_once_take_turns(quantised: Any) -> None:
+    """It drops those that waited longest, which are sent anew."""
+    plain = texts(decode(quantised, CASES))
+    turns = [Decoding(quantised, guesses(plain, 0.8)) for _ in range(2)]
+    for case in CASES:
+        for each in turns:
+            each.open(case)
+    while any(each.live for each in turns):
+        for each in turns:
+            each.step()
+    assert all(texts(each.decoded) == plain for each in turns)
 
 
 @pytest.mark.parametrize(

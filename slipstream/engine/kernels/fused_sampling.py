@@ -393,21 +393,25 @@ def cut(
 
 @partial(jit, varying=("width", "total"))
 def accept(
-    settings, requests, drafts, best, winners, row_broken, emitted, flags, parts, width, total,
+    settings, requests, drafts, best, winners, row_broken, decided, parts, width, total,
     PARTS: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
     """Grid (N,). Each request's winners up to the first that is not the candidate behind its row, then PADDING; 0 for
-    a broken row, which ends it."""
+    a broken row, which ends it. Behind the tokens of all: how many there are, how many candidates are not among them,
+    whether a row was broken, and 0."""
     request = tl.program_id(0).to(tl.int64)
-    start, chain = tl.load(requests + 2 * request), tl.load(requests + 2 * request + 1)
+    start, chain = tl.load(requests + 3 * request), tl.load(requests + 3 * request + 1)
     first = tl.load(settings + start * COLUMNS + FIRST)
     at = tl.arange(0, PARTS)
-    going = tl.full((), 1, tl.int32)
+    going = tl.load(requests + 3 * request + 2).to(tl.int32)
     bad = tl.full((), 0, tl.int32)
+    count = tl.full((), 0, tl.int32)
+    rest = going * (chain.to(tl.int32) + 1)
     for depth in range(0, width):
         token = tl.full((), PADDING, tl.int32)
         if going != 0:
             row = start + depth
+            count += 1
             if tl.load(row_broken + row) != 0:
                 bad = tl.full((), 1, tl.int32)
                 going = tl.full((), 0, tl.int32)
@@ -419,9 +423,12 @@ def accept(
                 token = tl.reduce(tl.where(scores == top, ids, NO_TOKEN), 0, tl.standard._elementwise_min)
                 draft = tl.load(drafts + first + depth, mask=depth < chain, other=-2).to(tl.int32)
                 going = (draft == token).to(tl.int32)
-        tl.store(emitted + request * width + depth, token)
-    tl.store(flags + request, bad.to(tl.int8))
-    tl.store(flags + total + request, tl.full((), 0, tl.int8))
+        tl.store(decided + request * width + depth, token)
+    behind = decided + total * width + request
+    tl.store(behind, count)
+    tl.store(behind + total, rest - count)
+    tl.store(behind + 2 * total, bad)
+    tl.store(behind + 3 * total, tl.full((), 0, tl.int32))
 
 
 @partial(jit, varying=("width",))

@@ -68,10 +68,28 @@ class Adjusted(NamedTuple):
 
 
 class Decided(NamedTuple):
-    tokens: Tensor
-    """int32 [N, longest chain + 1]: accepted candidates and the token behind them, then PADDING; 0 for a broken row."""
-    flags: Tensor
-    """bool [2, N]: whether a request came to a broken row; the second row is False."""
+    """Of N requests, in one tensor: one copy takes all of it to the host."""
+
+    packed: Tensor
+    """int32 [N * (longest chain + 1) + 4 N]"""
+    size: int
+
+    @property
+    def tokens(self) -> Tensor:
+        """[N, longest chain + 1]: accepted candidates and the token behind them, then PADDING; 0 for a broken row. All
+        PADDING for a request that decides nothing."""
+        return self.packed[: -4 * self.size].view(self.size, -1)
+
+    @property
+    def counts(self) -> Tensor:
+        """[2, N]: tokens of each request, and its candidates that were not accepted; 0 where it decides nothing."""
+        return self.packed[-4 * self.size : -2 * self.size].view(2, -1)
+
+    @property
+    def flags(self) -> Tensor:
+        """[2, N]: 1 for requests that came to a broken row, and for those with a candidate outside its own
+        distribution, which these kernels never find."""
+        return self.packed[-2 * self.size :].view(2, -1)
 
 
 def fuses(logits: Tensor) -> bool:
@@ -83,12 +101,13 @@ def decide(
     logits: Tensor,
     rows: npt.NDArray[np.void],
     requests: npt.NDArray[np.int64],
-    drafts: Tensor,
+    drafts: npt.NDArray[np.int64],
     masks: npt.NDArray[np.uint8] | None = None,
     adjusted: Adjusted | None = None,
 ) -> Decided:
-    """logits [R, V] of any float type, SETTINGS [R], and of each of N requests its first row and its candidates [N, 2];
-    drafts: all requests' candidates, one after the other; masks: uint8 [M, ceil(V / 8)] the allowed tokens' bits.
+    """logits [R, V] of any float type, SETTINGS [R], and of each of N requests its first row, its candidates, and
+    whether it decides anything [N, 3]; drafts: all requests' candidates, one after the other; masks: uint8
+    [M, ceil(V / 8)] the allowed tokens' bits.
 
     Raises ValueError for masks or tables of another vocabulary.
     """
@@ -100,16 +119,15 @@ def decide(
         raise ValueError(f"masks of {masks.shape[1]} bytes for {size} logits")
     if adjusted is not None and adjusted.counts.shape[1] != size:
         raise ValueError(f"counts of {adjusted.counts.shape[1]} tokens for {size} logits")
-    packed = upload(torch.from_numpy(np.concatenate([rows.view(np.int64), requests.ravel()])), device)
-    settings = packed[: rows.nbytes // 8]
+    packed = upload(torch.from_numpy(np.concatenate([rows.view(np.int64), requests.ravel(), drafts])), device)
+    settings, chains, candidates = packed.split([rows.nbytes // 8, requests.size, len(drafts)])
     # What is not there has the type of what may be: another one would be another kernel.
     floats, integers, octets = (packed.view(dtype) for dtype in (torch.float32, torch.int32, torch.uint8))
     bits = upload(torch.from_numpy(masks), device) if masks is not None else octets
     tables = [floats, octets, floats, integers, octets]
     if adjusted is not None:
         tables = [adjusted.counts, adjusted.prompt.view(torch.uint8), *adjusted[2:]]
-    drafts = drafts.int() if drafts.numel() else integers
-    read = (logits, settings, settings.view(torch.float64), bits, drafts, *tables)
+    read = (logits, settings, settings.view(torch.float64), bits, candidates, *tables)
     parts, groups = -(-size // BLOCK), -(-size // BLOCK) * (BLOCK // GROUP)
     blocks: dict[str, Any] = {"BLOCK": BLOCK, "GROUP": GROUP}
     powers = {"GROUPS": _power(groups), "PARTS": _power(parts)}
@@ -138,13 +156,13 @@ def decide(
             launch(
                 kernels.cut, (count,), read, *state, CAPACITY=capacity, CHUNK=CHUNK, WAYS=WAYS, PARTS=powers["PARTS"]
             )
-    width = int(requests[:, 1].max(initial=0)) + 1
-    emitted, flags = room(len(requests), width), room(2, len(requests), dtype=torch.int8)
+    total, width = len(requests), int(requests[:, 1].max(initial=0)) + 1
+    decided = Decided(room(total * (width + 4)), total)
     launch(
-        kernels.accept, (len(requests),), settings, packed[rows.nbytes // 8 :], drafts, best, winners, row_broken,
-        emitted, flags, parts, width, len(requests), PARTS=powers["PARTS"], PADDING=PADDING,
+        kernels.accept, (total,), settings, chains, candidates, best, winners, row_broken, decided.packed, parts, width,
+        total, PARTS=powers["PARTS"], PADDING=PADDING,
     )  # fmt: skip
-    return Decided(emitted, flags.view(torch.bool))
+    return decided
 
 
 def count(adjusted: Adjusted, places: Tensor, tokens: Tensor) -> None:
@@ -161,7 +179,7 @@ def warm_up(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     for name, value in (("mask", -1), ("place", -1), ("temperature", 1.0), ("top_p", 0.5), ("repetition", 1.0)):
         rows[name] = value
     logits = torch.zeros(1, vocabulary, dtype=dtype, device=device)
-    decided = decide(logits, rows, np.zeros((1, 2), np.int64), torch.empty(0, dtype=torch.int32, device=device))
+    decided = decide(logits, rows, np.array([[0, 0, 1]]), np.empty(0, np.int64))
     counts = torch.zeros(1, vocabulary, device=device)
     touched = torch.zeros(1, -(-vocabulary // 32), dtype=torch.int32, device=device)
     none = torch.zeros(1, dtype=torch.int64, device=device)

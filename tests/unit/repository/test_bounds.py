@@ -37,7 +37,6 @@ THREAD_ROWS: dict[tuple[str, str], Row] = {
     ("verifier_svc/sources/local_drafters.py", "ModelThread"): (1, "each drafting method here", "one, steps share it"),
     ("verifier_svc/verifier.py", "ModelThread"): (1, "the verifier", "one, steps share it fairly"),
     ("verifier_svc/vllm_follower.py", "Thread"): (1, "the link to the first node", "one a process"),
-    ("verifier_svc/vllm_plugin.py", "Thread"): (1, "the plugin's loop", "one a process"),
     ("verifier_svc/execution/vllm/engine_core.py", "Thread"): (1, "the watch over workers", "one a process"),
     ("verifier_svc/execution/vllm/node_link.py", "Thread"): (2, "the first node", "one, and one for each other node"),
     ("drafter_svc/drafter.py", "ModelThread"): (1, "the drafter", "one, steps share it"),

@@ -21,7 +21,7 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm.engine_options import engine_config, nodes_of, prepare_vllm, refusal, unsupported
-from verifier_svc.execution.vllm.messages import StepMasks
+from verifier_svc.execution.vllm.messages import Graphs, SampledStep, StepMasks
 from verifier_svc.execution.vllm.node_link import LeaderLink
 
 FIRST_STEP_S = 300.0
@@ -69,6 +69,7 @@ class EngineCore:
             self.precision = "-".join(filter(None, (model_config.quantization, self.dtype)))
             """The type, behind the quantiser if there is one."""
             _check_cache(self._core.scheduler.kv_cache_config)
+            self.graphs: Graphs = self._call("graphs").result()
         except SlipstreamError:
             self.close()
             raise
@@ -102,9 +103,9 @@ class EngineCore:
         if self._lost:
             call()
 
-    def run(self, output: Any, masks: Callable[[], StepMasks | None]) -> Any:
-        """Runs one step: the model, meanwhile `masks`, then the sampling. Returns vLLM's output. Raises EngineLost;
-        RuntimeError for a step that failed in a worker that lives."""
+    def run(self, output: Any, masks: Callable[[], StepMasks | None]) -> SampledStep:
+        """Runs one step: the model, meanwhile `masks`, then the sampling. Raises EngineLost; RuntimeError for a step
+        that failed in a worker that lives."""
         if self._lost:
             raise EngineLost(self._lost, reason="WORKER_LOST")
         try:
@@ -142,7 +143,7 @@ class EngineCore:
 
         return Core(vllm_config, Executor.get_class(vllm_config), log_stats=False)
 
-    def _run(self, output: Any, masks: Callable[[], StepMasks | None]) -> Any:
+    def _run(self, output: Any, masks: Callable[[], StepMasks | None]) -> SampledStep:
         """Takes every answer that it asked for, also when one of them is an error."""
         computed = self._call("execute_model", output)
         try:
@@ -157,12 +158,13 @@ class EngineCore:
             with contextlib.suppress(RuntimeError):
                 sampled.result()
             raise
-        return sampled.result()
+        decided: SampledStep = sampled.result()
+        return decided
 
-    def _call(self, method: str, argument: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         return self._executor.collective_rpc(
             method,
-            args=(argument,),
+            args=arguments,
             unique_reply_rank=self._executor.output_rank,
             non_block=True,
             timeout=self._timeout_s,

@@ -20,8 +20,6 @@ from verifier_svc.execution.vllm.node_link import Nodes
 SUPPORTED = "0.32"
 """The minor version of vLLM whose internals `tests/vllm/test_contract.py` checks."""
 BLOCK_SIZE = 32
-MAX_CANDIDATES = 128
-"""vLLM's bound on the candidates of one request."""
 MAX_SEQUENCES = 256
 """Sequences of one step, unless the arguments say otherwise: vLLM reserves memory for each."""
 FIXED = {
@@ -75,7 +73,7 @@ def prepare_vllm(config: VerifierConfig) -> None:
 def prepare_environment(config: VerifierConfig) -> None:
     """Sets vLLM's variables before it is imported; what the operator set stays, where it can."""
     os.environ.update(
-        VLLM_USE_V2_MODEL_RUNNER="0",
+        VLLM_USE_V2_MODEL_RUNNER="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
         OMP_NUM_THREADS=str(threads_for(config.threads)),
@@ -98,8 +96,6 @@ def check_settings(config: VerifierConfig) -> list[str]:
     """The words of VERIFIER_VLLM_ARGS. Raises InvalidArgument for settings that vLLM does not have or may not get."""
     if config.quantisation:
         raise InvalidArgument("VERIFIER_QUANTISATION is for the embedded engine; give vLLM's in VERIFIER_VLLM_ARGS.")
-    if config.max_draft_tokens > MAX_CANDIDATES:
-        raise InvalidArgument(f"VERIFIER_MAX_DRAFT_TOKENS={config.max_draft_tokens}; vLLM verifies {MAX_CANDIDATES}.")
     words = _words(config.vllm_args)
     for word in words:
         option = word.partition("=")[0].replace("_", "-")
@@ -138,11 +134,8 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
     parsed.disable_log_stats = True
     parsed.async_scheduling = False
     parsed.enable_prefix_caching = False  # ours is above
-    parsed.speculative_config = {
-        "method": "custom_class",
-        "model": "verifier_svc.execution.vllm.worker.NoProposer",
-        "num_speculative_tokens": max(1, config.max_draft_tokens),
-    }
+    # A method that loads nothing: the worker has no speculator. What counts is the longest chain.
+    parsed.speculative_config = {"method": "ngram", "num_speculative_tokens": max(1, config.max_draft_tokens)}
     return parsed
 
 
@@ -151,12 +144,17 @@ def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> t
 
     Raises InvalidArgument for options, FailedPrecondition for a model that is not served, else vLLM's own errors.
     """
+    import vllm.config.vllm
+    from vllm.platforms import current_platform
+
     args = engine_args(config, model, failures)
     shared = {"vllm": SUPPORTED, "kv_tokens": str(config.kv_tokens)} | {
         each.name: str(value)
         for each in fields(args)
         if each.name not in OF_ONE_NODE and isinstance(value := getattr(args, each.name), str | int | float)
     }
+    if current_platform.is_cpu():
+        vllm.config.vllm.HAS_TRITON = True  # V2 asks for it; `cpu_kernels` stand in for its kernels
     vllm_config = args.create_engine_config()
     if vllm_config.model_config.get_sliding_window() is not None:  # known before the weights are loaded
         raise unsupported("a sliding window")

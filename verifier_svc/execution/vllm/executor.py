@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters,
 from verifier_svc.execution.vllm.requests import NULL_BLOCKS, RequestStep, WorkerRequests
 from verifier_svc.session import Session
 
+log = logging.getLogger(__name__)
+
 Forbidden = dict[str, tuple[int, SlipstreamError]]
 """By request: the number of candidates after which its grammar cannot be followed, and why."""
 Logprobs = dict[str, tuple[TokenLogprobs, ...]]
@@ -40,9 +42,19 @@ class VLLMExecutor:
     def __init__(self, config: VerifierConfig, model: ModelInfo) -> None:
         """Raises what `EngineCore` raises."""
         self.core = EngineCore(config, model)
-        self.model = replace(model, dtype=self.core.dtype, arithmetic=arithmetic(model.revision, self.core.precision))
+        graphs = self.core.graphs
+        if graphs.notice:
+            log.warning(graphs.notice)
+        self.model = replace(
+            model,
+            dtype=self.core.dtype,
+            arithmetic=arithmetic(model.revision, self.core.precision),
+            forward_path=graphs.path,
+            forward_notice=graphs.notice,
+        )
         pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
-        self.requests = WorkerRequests(pool, self.model)
+        longest = min(model.max_length, config.kv_tokens)
+        self.requests = WorkerRequests(pool, longest, self.core.max_sequences, config.step_tokens, graphs)
         self.kv = self.requests.kv
         self.limits = ExecutorLimits(
             config.max_draft_tokens,
@@ -63,50 +75,56 @@ class VLLMExecutor:
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         requests = [_request(scheduled) for scheduled in step]
         forbidden: Forbidden = {}
-        output = self._run(requests, lambda: self._masks(step, requests, forbidden))
+        sampled = self._run(requests, lambda: self._masks(step, requests, forbidden))
         try:
-            likely = _by_request(output.sampled.logprobs)
-            return [self._finish(*each, output, likely, forbidden) for each in zip(step, requests, strict=True)]
+            likely = _by_request(sampled.logprobs)
+            return [self._finish(*each, sampled, likely, forbidden) for each in zip(step, requests, strict=True)]
         except BaseException:
             self.requests.step_failed(requests)
             raise
 
-    def _run(self, requests: Sequence[RequestStep], masks: Callable[[], StepMasks | None]) -> Any:
-        """vLLM's output. A step that failed leaves the KV of committed tokens as it was, and may run again."""
+    def _run(self, requests: Sequence[RequestStep], masks: Callable[[], StepMasks | None]) -> SampledStep:
+        """A step that failed leaves the KV of committed tokens as it was, and may run again."""
         try:
-            output = self.core.run(self.requests.schedule(requests), masks)
+            sampled = self.core.run(self.requests.schedule(requests), masks)
+            self.requests.step_succeeded(requests, sampled)
         except BaseException:
             self.requests.step_failed(requests)
             raise
-        self.requests.step_succeeded(requests)
-        return output
+        return sampled
 
     def _run_segments(self, segments: list[Segment]) -> None:
-        """A step of sequences that belong to no session, for measurements. One that wants no logits is a prefill."""
+        """A step of sequences that belong to no session, for measurements."""
         plain = partial(SessionParameters, SamplingParams(temperature=0.0), 1)
-        requests = [
-            RequestStep(each, [*each.sequence.tokens, *each.pending] + [0] * (not each.want_logits), plain)
-            for each in segments
-        ]
+        requests = [RequestStep(each, [*each.sequence.tokens, *each.pending], plain) for each in segments]
         self._run(requests, lambda: None)
 
     def _finish(
-        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, likely: Logprobs, forbidden: Forbidden
+        self,
+        scheduled: ScheduledSequence,
+        request: RequestStep,
+        sampled: SampledStep,
+        likely: Logprobs,
+        forbidden: Forbidden,
     ) -> StepOutcome:
         """Keeps the KV of what was decided; returns the outcome."""
-        outcome = self._outcome(scheduled, request, output, likely, forbidden)
+        outcome = self._outcome(scheduled, request, sampled, likely, forbidden)
         if not isinstance(outcome, SlipstreamError):
             self.kv.keep(request.segment, [] if outcome is None else list(outcome.path))
         return outcome
 
     def _outcome(
-        self, scheduled: ScheduledSequence, request: RequestStep, output: Any, likely: Logprobs, forbidden: Forbidden
+        self,
+        scheduled: ScheduledSequence,
+        request: RequestStep,
+        sampled: SampledStep,
+        likely: Logprobs,
+        forbidden: Forbidden,
     ) -> StepOutcome:
         if not scheduled.complete:
             return None
-        sampled: SampledStep = output.sampled
         name = self.requests.name_of(request.segment.sequence)
-        tokens: list[int] = output.sampled_token_ids[output.req_id_to_index[name]]
+        tokens = sampled.tokens[name]
         if name in forbidden and len(tokens) > forbidden[name][0]:
             return forbidden[name][1]
         if name in sampled.broken:

@@ -94,12 +94,24 @@ class StepLogprobs(NamedTuple):
     """One row for each of these tokens."""
 
 
-@dataclass(slots=True)
-class SampledStep:
-    """What a worker decided in a step, beside the tokens."""
+class Graphs(NamedTuple):
+    """How passes run that read no prompt."""
 
+    path: str
+    """`full`: a CUDA graph for chains of any lengths; `padded`: for chains of one length; `piecewise`; or `eager`."""
+    notice: str = ""
+    """Why they do not run as full graphs of ragged chains, where the operator did not ask for that."""
+    lengths: tuple[int, ...] = ()
+    """Ascending: those to which chains are padded, for all of a step to have one."""
+
+
+class SampledStep(NamedTuple):
+    """What a worker decided in a step."""
+
+    tokens: Mapping[str, list[int]]
+    """Of each request: the accepted candidates and the token behind them; none for a prefill that goes on."""
     broken: Sequence[str] = ()
-    """Requests whose numbers are broken. The tokens that vLLM has for them mean nothing."""
+    """Requests whose numbers are broken. Their tokens mean nothing."""
     dishonest: Sequence[str] = ()
     """Requests with a candidate that lay outside its own distribution."""
     logprobs: StepLogprobs | None = None

@@ -1,8 +1,8 @@
 """KV blocks and the requests that vLLM's workers know: our bookkeeping above, vLLM's scheduler outputs below.
 
-A worker keeps a request's tokens and blocks from its first step on and is sent only what is new. What it has of a
-sequence is dropped, and sent anew under another name, whenever it may differ from the verifier's: after a step that
-failed, and after a rollback.
+A worker keeps a request's tokens and blocks from its first step on, appends what it decides and is sent only what it
+cannot know. What it has of a sequence is dropped, and sent anew under another name, whenever it may differ from the
+verifier's: after a step that failed, and after a rollback; and where more are known than a worker has places for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.kv_cache import KVCache, Moves
-from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.segment import KVSequence, Segment
+from slipstream.errors import ResourceExhausted
 from slipstream.speculation.draft_distribution import DraftDistribution
-from verifier_svc.execution.vllm.messages import SessionParameters, StepProposals
+from verifier_svc.execution.vllm.messages import Graphs, SampledStep, SessionParameters, StepProposals
 
 NULL_BLOCKS = 1
 """vLLM never writes its block 0; our block i is its block i + 1."""
+
+
+NO_TOKEN = -1
+"""A candidate that no choice equals."""
 
 
 class RequestStep(NamedTuple):
@@ -33,6 +37,17 @@ class RequestStep(NamedTuple):
     proposals: tuple[DraftDistribution | None, ...] = ()
 
 
+class Rewound(NamedTuple):
+    """A request of which the verifier has kept less than the workers decided."""
+
+    name: str
+    computed: int
+    """Leading tokens with KV."""
+    tokens: int
+    last: int
+    """The last of the tokens."""
+
+
 @dataclass(slots=True)
 class KnownRequest:
     """What the workers have of one sequence."""
@@ -41,14 +56,22 @@ class KnownRequest:
     prompt_length: int
     """Tokens when they got it; for vLLM these are the prompt."""
     blocks: int
+    tokens: int
+    computed: int
+    """Leading tokens with KV."""
 
 
 class WorkerRequests:
     """The KV blocks of vLLM's workers, and the requests there. Chains alone: `KVCache.keep` never moves rows."""
 
-    def __init__(self, pool: BlockPool, model: ModelInfo) -> None:
-        self.kv = KVCache(pool, model.max_length, self._copy_rows, self.forget)
+    def __init__(self, pool: BlockPool, max_length: int, places: int, step_tokens: int, graphs: Graphs) -> None:
+        """`places`: requests that a worker can know; `step_tokens`: most tokens of a step."""
+        self.kv = KVCache(pool, max_length, self._copy_rows, self.forget)
+        self._places = places
+        self._step_tokens = step_tokens
+        self._lengths = graphs.lengths
         self._known: dict[KVSequence, KnownRequest] = {}
+        """Those of the last steps last."""
         self._ended: list[str] = []
         """Names that the workers shall drop; sent until a step succeeds."""
         self._copies: list[tuple[int, int]] = []
@@ -77,16 +100,20 @@ class WorkerRequests:
         from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
         self.kv.check_step([each.segment for each in step])
+        self._make_room(step)
+        length = self._padded_length([each.segment for each in step])
         new: list[Any] = []
+        rewound: list[Rewound] = []
         cached = CachedRequestData.make_empty()
         sizes: dict[str, int] = {}
         candidates: dict[str, list[int]] = {}
         proposals: dict[str, tuple[DraftDistribution | None, ...]] = {}
         for each in step:
-            name = self._add_request(each, new, cached)
-            sizes[name] = each.segment.tokens
-            if each.segment.nodes:
-                candidates[name] = each.segment.nodes
+            name = self._add_request(each, new, cached, rewound)
+            nodes = each.segment.nodes + [NO_TOKEN] * max(0, length - len(each.segment.nodes))
+            sizes[name] = len(each.segment.pending) + len(nodes)
+            if nodes:
+                candidates[name] = nodes
             if each.proposals:
                 proposals[name] = each.proposals
         shift = NULL_BLOCKS
@@ -102,16 +129,21 @@ class WorkerRequests:
             kv_cache_block_copies=[KVCacheBlockCopy(a + shift, b + shift) for a, b in self._copies] or None,
         )
         output.proposals = StepProposals.of(proposals) if proposals else None
+        output.rewound = rewound
         self._number += 1
         output.number, output.succeeded = self._number, self._succeeded
         return output
 
-    def step_succeeded(self, step: Sequence[RequestStep]) -> None:
-        """The workers have all that the last output held."""
+    def step_succeeded(self, step: Sequence[RequestStep], sampled: SampledStep) -> None:
+        """The workers have all that the last output held, and what they decided."""
         self._succeeded = self._number
         self._ended.clear()
         self._copies.clear()
         for each in step:
+            known = self._known[each.segment.sequence]
+            decided = len(sampled.tokens[known.name])
+            known.tokens += decided
+            known.computed += len(each.segment.pending) + max(0, decided - 1)
             each.segment.sequence.ahead = each.segment.tokens
 
     def step_failed(self, step: Sequence[RequestStep]) -> None:
@@ -119,13 +151,45 @@ class WorkerRequests:
         for each in step:
             self.forget(each.segment.sequence)
 
-    def _add_request(self, each: RequestStep, new: list[Any], cached: Any) -> str:
+    def _make_room(self, step: Sequence[RequestStep]) -> None:
+        """Forgets those that waited longest, so that there is a place for each of the step."""
+        chosen = {each.segment.sequence for each in step}
+        waiting = [sequence for sequence in self._known if sequence not in chosen]
+        for sequence in waiting[: max(0, len(waiting) + len(chosen) - self._places)]:
+            self.forget(sequence)
+
+    def _padded_length(self, step: list[Segment]) -> int:
+        """The length to which the step's chains are padded, once there is KV for that; 0 where they stay as they
+        are."""
+        longest = max(len(segment.nodes) for segment in step)
+        length = next((each for each in self._lengths if each >= longest), 0)
+        if not length:
+            return 0
+        ends = [segment.sequence.length + 1 + length for segment in step]
+        reads_prompts = any(len(segment.pending) > 1 for segment in step)
+        if reads_prompts or max(ends) > self.kv.max_length or len(step) * (1 + length) > self._step_tokens:
+            return 0
+        try:
+            for segment in step:
+                self.kv.grow(segment.sequence, 1 + length)
+        except ResourceExhausted:
+            return 0
+        return length
+
+    def _add_request(self, each: RequestStep, new: list[Any], cached: Any, rewound: list[Rewound]) -> str:
         from vllm.v1.core.sched.output import NewRequestData
 
-        sequence = each.segment.sequence
+        sequence, size = each.segment.sequence, len(each.tokens)
         known = self._known.get(sequence)
+        if known is not None and (known.tokens, known.computed) != (size, sequence.length):
+            if known.prompt_length <= sequence.length == size - 1 < known.tokens:
+                rewound.append(Rewound(known.name, sequence.length, size, each.tokens[-1]))
+                known.tokens, known.computed = size, sequence.length
+            else:
+                self.forget(sequence)
+                known = None
         if known is None:
-            known = self._known[sequence] = KnownRequest(f"r{next(self._numbers)}", len(each.tokens), 0)
+            known = KnownRequest(f"r{next(self._numbers)}", size, 0, size, sequence.length)
             new.append(
                 NewRequestData(
                     req_id=known.name,
@@ -136,14 +200,17 @@ class WorkerRequests:
                     block_ids=(_numbered(sequence.blocks),),
                     num_computed_tokens=sequence.length,
                     lora_request=None,
+                    prefill_token_ids=list(each.tokens),
                 )
             )
         else:
+            del self._known[sequence]
             added = sequence.blocks[known.blocks :]
             cached.req_ids.append(known.name)
             cached.new_block_ids.append((_numbered(added),) if added else None)
             cached.num_computed_tokens.append(sequence.length)
-            cached.num_output_tokens.append(len(each.tokens) - known.prompt_length)
+            cached.num_output_tokens.append(size - known.prompt_length)
+        self._known[sequence] = known
         known.blocks = len(sequence.blocks)
         return known.name
 

@@ -7,9 +7,9 @@ runs once for each row or request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import compress
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, compress, islice, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, first_rows, leading, reject
 from verifier_svc.execution.vllm.messages import (
-    EXTRA,
     Indices,
     SampledStep,
     SessionParameters,
@@ -34,20 +33,26 @@ from verifier_svc.execution.vllm.messages import (
 )
 from verifier_svc.execution.vllm.session_table import NONE, SessionTable
 
-PADDING = -1
-"""vLLM's token id behind the last token of a row."""
 
-
-@dataclass(slots=True)
-class Batch:
-    """The rows of one step. N requests, R rows."""
+class StepRows(NamedTuple):
+    """Which rows of logits a step has, in the runner's order. N requests."""
 
     names: list[str]
-    logits: Tensor
-    """[R, V] raw, as the model has them."""
     counts: Indices
     """[N] candidates of each request."""
-    drafts: Tensor
+    lengths: Indices
+    """[N] tokens of each before its candidates."""
+    decided: npt.NDArray[np.bool_]
+    """[N] False for prefills that go on."""
+
+
+class Batch(NamedTuple):
+    """The rows of one step. N requests, R rows."""
+
+    given: StepRows
+    logits: Tensor
+    """[R, V] raw, as the model has them."""
+    drafts: Indices
     """[R - N] all candidates."""
     starts: Indices
     """[N] first row of each request."""
@@ -55,34 +60,31 @@ class Batch:
     """[R] index of each row's request."""
     depths: Indices
     """[R] candidates before the row."""
-    positions: Indices
-    """[R] index of the token that the row decides."""
-    decided: npt.NDArray[np.bool_]
-    """[N] False for prefills that go on."""
+    behind: Tensor = torch.empty(0)
+    """[R] the candidate behind each row, or NO_DRAFT: where torch decides."""
+
+    @property
+    def positions(self) -> Indices:
+        """[R] index of the token that the row decides."""
+        return self.given.lengths[self.owners] + self.depths
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
         return upload(torch.from_numpy(array.copy()), self.logits.device)
 
     def rows_of(self, names: Any, requests: Indices, depths: Indices) -> Indices:
         """The rows of requests that are given by their index in `names`."""
-        index = dict(zip(self.names, range(len(self.names)), strict=True))
+        index = dict(zip(self.given.names, range(len(self.given.names)), strict=True))
         found: Indices = np.fromiter(map(index.__getitem__, names), np.int64, len(names))
         return self.starts[found[requests]] + depths
 
 
 class StepSampler:
-    """Owned by one worker. Per step: `begin`, then `decide` when the logits are there, then `take_sampled`."""
+    """Owned by one worker. Per step: `begin`, `decide` when the logits are there, then `fetch`."""
 
-    def __init__(self, runner: Any, vocabulary: int, device: torch.device) -> None:
-        self._runner = runner
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._table = SessionTable(vocabulary, device)
         self._proposals: StepProposals | None = None
-        self._masks: StepMasks | None = None
-        self._sampled = SampledStep()
-        self._flagged: tuple[list[str], Tensor] = ([], torch.empty(2, 0))
-        """The step's requests; which of them are broken, and which dishonest."""
-        self.active = False
-        """False while vLLM profiles itself with rows that belong to no session."""
+        self._chains: Mapping[str, Sequence[int]] = {}
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Before the first step, which would wait for it: compiles what decides logits of this type on a GPU."""
@@ -90,48 +92,51 @@ class StepSampler:
         if fused.fuses(counts):
             fused.warm_up(counts.shape[1], dtype, counts.device)
 
-    def begin(self, new_requests: list[Any], finished: set[str], proposals: StepProposals | None) -> None:
-        """Learns the requests that a scheduler output adds and removes."""
+    def begin(
+        self,
+        new: Iterable[tuple[str, SessionParameters, Sequence[int]]],
+        finished: Iterable[str],
+        chains: Mapping[str, Sequence[int]],
+        proposals: StepProposals | None = None,
+    ) -> None:
+        """Learns the requests that a step adds, with all their tokens, and removes, and each one's candidates."""
         for name in finished:
             self._table.remove(name)
-        for request in new_requests:
-            parameters = SessionParameters.unpack(request.sampling_params.extra_args[EXTRA])
-            self._table.remove(request.req_id)  # a step that failed may have added it
-            self._table.add(request.req_id, parameters, request.prompt_token_ids)
-        self._proposals = proposals
+        for name, parameters, tokens in new:
+            self._table.remove(name)  # a step that failed may have added it
+            self._table.add(name, parameters, tokens)
+        self._chains, self._proposals = chains, proposals
 
-    def start_sampling(self, masks: StepMasks | None) -> None:
-        self._masks, self._sampled, self.active = masks, SampledStep(), True
-        self._flagged = [], torch.empty(2, 0)  # those of the last step, should this one decide nothing
-
-    def take_sampled(self) -> SampledStep:
-        """The step's decisions beside its tokens; waits for the device."""
-        self.active = False
-        names, flags = self._flagged
-        broken, dishonest = flags.cpu().numpy()
-        self._sampled.broken = list(compress(names, broken))
-        self._sampled.dishonest = list(compress(names, dishonest))
-        return self._sampled
-
-    def decide(self, logits: Tensor, counts: Indices, drafts: Tensor) -> Tensor:
-        """logits [R, V], candidates of each request [N] and all candidates [R - N] -> tokens int32 [N, most
-        candidates + 1], PADDING behind each request's last. Every request gets a token, also where its numbers are
-        broken."""
-        batch = self._batch(logits, counts, drafts)
-        sessions = self._table.sessions(batch.names, len(batch.names))
-        rows = sessions[batch.owners]
+    def decide(self, logits: Tensor, given: StepRows, masks: StepMasks | None) -> tuple[Batch, fused.Decided]:
+        """logits [R, V]. Every request that decides gets a token, also where its numbers are broken. Waits for
+        nothing."""
+        starts, owners = first_rows(given.counts), np.repeat(np.arange(len(given.counts)), given.counts + 1)
+        chains = chain.from_iterable(map(self._chains.get, given.names, repeat(())))
+        drafts: Indices = np.fromiter(chains, np.int64, int(given.counts.sum()))
+        batch = Batch(given, logits, drafts, starts, owners, np.arange(len(owners)) - starts[owners])
+        sessions = self._table.sessions(given.names, len(given.names))
+        rows = sessions[owners]
         is_fused = fused.fuses(logits) and not rows["ratio"].any()
-        tokens = self._decide_fused(batch, rows) if is_fused else self._decide(batch, rows)
-        adjusted = np.flatnonzero((sessions["adjustment"] != NONE) & batch.decided)
+        decided = (self._decide_fused if is_fused else self._decide)(batch, rows, masks)
+        adjusted = np.flatnonzero((sessions["adjustment"] != NONE) & given.decided)
         if len(adjusted):
             places = batch.to_device(sessions["adjustment"][adjusted])
-            self._table.adjustments.count(places, tokens[batch.to_device(adjusted)])
-        wanting = (sessions["top_logprobs"] != NONE) & batch.decided
-        if wanting.any():
-            self._sampled.logprobs = self._logprobs(batch, wanting, sessions["top_logprobs"], tokens)
-        return tokens
+            self._table.adjustments.count(places, decided.tokens[batch.to_device(adjusted)])
+        return batch, decided
 
-    def _decide_fused(self, batch: Batch, rows: npt.NDArray[np.void]) -> Tensor:
+    def fetch(self, batch: Batch, decided: fused.Decided) -> SampledStep:
+        """What was decided, by one copy, and one more where log-probabilities are wanted. Waits for the device."""
+        host = fused.Decided(decided.packed.cpu(), decided.size)
+        tokens = host.tokens.numpy()
+        emitted = map(list, map(islice, tokens.tolist(), host.counts[0].tolist()))
+        names = batch.given.names
+        broken, dishonest = (list(compress(names, flags)) for flags in host.flags.tolist())
+        tops = self._table.sessions(names, len(names))["top_logprobs"]
+        wanting = (tops != NONE) & batch.given.decided
+        likely = self._logprobs(batch, wanting, tops, tokens) if wanting.any() else None
+        return SampledStep(dict(zip(names, emitted, strict=True)), broken, dishonest, likely)
+
+    def _decide_fused(self, batch: Batch, rows: npt.NDArray[np.void], masks: StepMasks | None) -> fused.Decided:
         """On a GPU, where no session is under a ratio rule."""
         settings = np.zeros(len(rows), fused.SETTINGS)
         for name in ("top_k", "greedy", "temperature", "top_p", "floor", "repetition", "presence", "frequency"):
@@ -139,43 +144,29 @@ class StepSampler:
         settings["key"] = noise.keys(rows["seed"], batch.positions, Purpose.COUPLED)
         settings["place"], settings["mask"] = rows["adjustment"], NONE
         settings["first"], settings["depth"] = (batch.starts - np.arange(len(batch.starts)))[batch.owners], batch.depths
-        masks = self._masks
         if masks is not None:
             settings["mask"][batch.rows_of(masks.names, masks.requests, masks.depths)] = np.arange(len(masks.bits))
-        requests = np.stack([batch.starts, batch.counts], axis=1)
+        requests = np.stack([batch.starts, batch.given.counts, batch.given.decided], axis=1)
         bits = None if masks is None else masks.bits
         table = self._table.adjustments.fused() if (rows["adjustment"] != NONE).any() else None
-        decided = fused.decide(batch.logits, settings, requests, batch.drafts, bits, table)
-        self._flagged = batch.names, decided.flags
-        return decided.tokens
+        return fused.decide(batch.logits, settings, requests, batch.drafts, bits, table)
 
-    def _decide(self, batch: Batch, rows: npt.NDArray[np.void]) -> Tensor:
-        logits, counts = batch.logits, batch.counts
-        behind = torch.full((len(rows),), NO_DRAFT, dtype=torch.int64, device=logits.device)
-        behind[batch.to_device(np.flatnonzero(batch.depths < counts[batch.owners]))] = batch.drafts.long()
-        batch = replace(batch, logits=logits.float(), drafts=behind)
-        processed = self._process(batch, rows)
+    def _decide(self, batch: Batch, rows: npt.NDArray[np.void], masks: StepMasks | None) -> fused.Decided:
+        counts = batch.given.counts
+        on_host = np.full(len(rows), NO_DRAFT)
+        on_host[batch.depths < counts[batch.owners]] = batch.drafts
+        batch = batch._replace(logits=batch.logits.float(), behind=batch.to_device(on_host))
+        processed = self._process(batch, rows, masks)
         # Rows under a ratio rule take part as greedy ones: that finds the broken among them, and the argmax.
         chosen, _ = choose(processed, rows["greedy"] | rows["ratio"], rows["seed"], batch.positions)
-        accepted, dishonest = chosen == batch.drafts, torch.zeros(len(counts), dtype=torch.bool, device=logits.device)
+        accepted, dishonest = chosen == batch.behind, torch.zeros(len(counts), dtype=torch.bool, device=chosen.device)
         if rows["ratio"].any():
             dishonest = self._reject(batch, rows, processed, chosen, accepted)
         return self._emit(batch, chosen, accepted, dishonest)
 
-    def _batch(self, logits: Tensor, counts: Indices, drafts: Tensor) -> Batch:
-        size = len(counts)
-        starts = first_rows(counts)
-        owners = np.repeat(np.arange(size), counts + 1)
-        depths = np.arange(len(owners)) - starts[owners]
-        lengths = self._runner.input_batch.num_tokens_no_spec[:size].astype(np.int64)
-        names = list(self._runner.input_batch.req_ids[:size])
-        decided = ~self._runner.discard_request_mask.np[:size]
-        positions = lengths[owners] + depths
-        return Batch(names, logits, counts, drafts, starts, owners, depths, positions, decided)
-
-    def _process(self, batch: Batch, rows: npt.NDArray[np.void]) -> Tensor:
+    def _process(self, batch: Batch, rows: npt.NDArray[np.void], masks: StepMasks | None) -> Tensor:
         """What `logits_processor.process` makes of the rows."""
-        processed, masks = batch.logits, self._masks
+        processed = batch.logits
         if masks is not None:
             processed = forbid(processed, batch.rows_of(masks.names, masks.requests, masks.depths), masks.bits)
         adjusted = np.flatnonzero(rows["adjustment"] != NONE)
@@ -192,7 +183,7 @@ class StepSampler:
             ends = np.cumsum(lengths)
             path = np.repeat(batch.starts[batch.owners[index]] - (ends - lengths), lengths) + np.arange(ends[-1])
             where = batch.to_device(np.repeat(np.arange(len(index)), lengths))
-            counts.index_put_((where, batch.drafts[batch.to_device(path)]), counts.new_ones(()), accumulate=True)
+            counts.index_put_((where, batch.behind[batch.to_device(path)]), counts.new_ones(()), accumulate=True)
         names = ("repetition", "presence", "frequency")
         repetition, presence, frequency = (batch.to_device(rows[name])[:, None] for name in names)
         at = batch.to_device(index)
@@ -221,14 +212,14 @@ class StepSampler:
         p[one_hot] = 0.0
         p[one_hot, likeliest[one_hot].clamp(min=0)] = 1.0
         p.masked_fill_((likeliest < 0)[:, None], torch.nan)
-        chains = Chains(batch.counts[sessions], batch.drafts[at], rows["seed"][ratio], batch.positions[ratio])
+        chains = Chains(batch.given.counts[sessions], batch.behind[at], rows["seed"][ratio], batch.positions[ratio])
         judged = reject(p, chains, self._drawn(batch, ratio))
         stops = batch.to_device(batch.starts[sessions]) + leading(judged.accepted, chains.counts)
         accepted[at] = judged.accepted
         chosen[at] = torch.where(judged.accepted, chains.drafts, likeliest)
         broken = chosen[stops] < 0
         chosen[stops] = judged.next_tokens.masked_fill(broken, -1)
-        dishonest = torch.zeros(len(batch.counts), dtype=torch.bool, device=p.device)
+        dishonest = torch.zeros(len(batch.starts), dtype=torch.bool, device=p.device)
         dishonest[batch.to_device(sessions)] = judged.dishonest & ~broken
         return dishonest
 
@@ -239,20 +230,29 @@ class StepSampler:
         rows = np.searchsorted(ratio, batch.rows_of(given.names, given.requests, given.depths))
         return Drawn(rows, given.token_ids, given.weights)
 
-    def _emit(self, batch: Batch, chosen: Tensor, accepted: Tensor, dishonest: Tensor) -> Tensor:
+    def _emit(self, batch: Batch, chosen: Tensor, accepted: Tensor, dishonest: Tensor) -> fused.Decided:
         """Each request's choices up to the first that was not accepted; what stands behind them is PADDING."""
-        columns = np.arange(int(batch.counts.max()) + 1)
-        choices = chosen[batch.to_device(batch.starts[:, None] + np.minimum(columns, batch.counts[:, None]))]
-        emitted = batch.to_device(columns) <= leading(accepted, batch.counts)[:, None]
+        counts = batch.given.counts
+        columns = np.arange(int(counts.max()) + 1)
+        choices = chosen[batch.to_device(batch.starts[:, None] + np.minimum(columns, counts[:, None]))]
+        decided = batch.to_device(batch.given.decided)
+        emitted = (batch.to_device(columns) <= leading(accepted, counts)[:, None]) & decided[:, None]
         broken = (emitted & (choices < 0)).any(dim=-1)
-        self._flagged = batch.names, torch.stack([broken, dishonest])
-        return torch.where(emitted, choices.clamp(min=0), PADDING).to(torch.int32)
+        kept = emitted.sum(dim=-1)
+        rest = batch.to_device((counts + 1) * batch.given.decided) - kept
+        tokens = torch.where(emitted, choices.clamp(min=0), fused.PADDING)
+        parts = (tokens.flatten(), kept, rest, broken, dishonest)
+        return fused.Decided(torch.cat([part.to(torch.int32) for part in parts]), len(counts))
 
-    def _logprobs(self, batch: Batch, wanting: npt.NDArray[np.bool_], tops: Indices, tokens: Tensor) -> StepLogprobs:
-        """Log-probabilities are computed for the decided tokens alone, so these are fetched first."""
-        emitted = np.where(wanting[:, None], tokens.cpu().numpy(), PADDING)
-        requests, depths = np.nonzero(emitted != PADDING)
+    def _logprobs(
+        self, batch: Batch, wanting: npt.NDArray[np.bool_], tops: Indices, tokens: npt.NDArray[np.int32]
+    ) -> StepLogprobs:
+        """Of the decided tokens alone, which are fetched already."""
+        emitted = np.where(wanting[:, None], tokens, fused.PADDING)
+        requests, depths = np.nonzero(emitted != fused.PADDING)
         logits = batch.logits[batch.to_device(batch.starts[requests] + depths)]
         decided = batch.to_device(emitted[requests, depths].astype(np.int64))
         lengths = np.bincount(requests, minlength=len(wanting))[wanting]
-        return StepLogprobs(list(compress(batch.names, wanting)), lengths, logprobs(logits, decided, tops[requests]))
+        return StepLogprobs(
+            list(compress(batch.given.names, wanting)), lengths, logprobs(logits, decided, tops[requests])
+        )

@@ -54,7 +54,7 @@ def test_tables_of_another_vocabulary_are_refused() -> None:
         by_kernels(logits, rows, np.zeros((1, 12), np.uint8))
     tables = fused.Adjusted(*[torch.zeros(1, 96)] * 5)
     with pytest.raises(ValueError, match="counts of 96 tokens for 100 logits"):
-        fused.decide(logits, rows, np.zeros((2, 2), np.int64), torch.empty(0), None, tables)
+        fused.decide(logits, rows, np.zeros((2, 3), np.int64), np.empty(0, np.int64), None, tables)
 
 
 def test_warming_up_runs_every_kernel() -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +24,9 @@ from slipstream.tokenizer.grammar import Mask
 from tests.enumeration import chain
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
-from verifier_svc.execution.vllm.messages import EXTRA, SessionParameters, StepMasks, StepProposals
+from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters, StepMasks, StepProposals
 from verifier_svc.execution.vllm.session_table import SessionTable
-from verifier_svc.execution.vllm.step_sampler import StepSampler
+from verifier_svc.execution.vllm.step_sampler import StepRows, StepSampler
 
 VOCABULARY = 320
 CPU = torch.device("cpu")
@@ -105,36 +105,29 @@ def masks_of(requests: list[Verified]) -> StepMasks | None:
 
 
 class Worker:
-    """A StepSampler, and as much of vLLM's runner as it reads."""
+    """A StepSampler, in the place where a runner has it."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        self.runner = SimpleNamespace(input_batch=SimpleNamespace(), discard_request_mask=SimpleNamespace())
-        self.sampler = StepSampler(self.runner, VOCABULARY, device)
+        self.sampler = StepSampler(VOCABULARY, device)
         self._device = device
 
-    def step(
-        self, requests: list[Verified], logits: torch.Tensor, new: bool = True, logprobs: int | None = None
-    ) -> Any:
+    def begin(self, requests: list[Verified], new: bool = True, logprobs: int | None = None) -> None:
         added = [
-            SimpleNamespace(
-                req_id=each.name,
-                prompt_token_ids=each.tokens,
-                sampling_params=SimpleNamespace(
-                    extra_args={EXTRA: SessionParameters(each.sampling, each.prompt_length, logprobs).pack()}
-                ),
-            )
+            (each.name, SessionParameters(each.sampling, each.prompt_length, logprobs), each.tokens)
             for each in requests
         ]
-        self.sampler.begin(added if new else [], set(), proposals_of(requests))
-        self.runner.input_batch.req_ids = [each.name for each in requests]
-        self.runner.input_batch.num_tokens_no_spec = np.array([len(each.tokens) for each in requests], np.int32)
-        self.runner.discard_request_mask.np = np.zeros(len(requests), np.bool_)
-        self.sampler.start_sampling(masks_of(requests))
+        chains = {each.name: each.drafts for each in requests if each.drafts}
+        self.sampler.begin(added if new else [], set(), chains, proposals_of(requests))
+
+    def decide(self, requests: list[Verified], logits: torch.Tensor, decided: bool = True) -> SampledStep:
         counts = np.array([len(each.drafts) for each in requests])
-        drafts = torch.tensor([token for each in requests for token in each.drafts], dtype=torch.int32)
-        tokens = self.sampler.decide(logits.to(self._device), counts, drafts.to(self._device))
-        rows = [[token for token in row if token >= 0] for row in tokens.tolist()]
-        return dict(zip(self.runner.input_batch.req_ids, rows, strict=True)), self.sampler.take_sampled()
+        lengths = np.array([len(each.tokens) for each in requests])
+        rows = StepRows([each.name for each in requests], counts, lengths, np.full(len(requests), decided))
+        return self.sampler.fetch(*self.sampler.decide(logits.to(self._device), rows, masks_of(requests)))
+
+    def step(self, requests: list[Verified], logits: torch.Tensor, new: bool = True) -> SampledStep:
+        self.begin(requests, new)
+        return self.decide(requests, logits)
 
 
 def distribution_after(each: Verified, path: tuple[int, ...]) -> DraftDistribution | None:
@@ -178,7 +171,8 @@ def test_whole_batches_are_decided_as_the_rules_decide_each_session(seed: int) -
     if seed % 3 == 0:
         logits[int(chance.integers(len(logits)))] = torch.nan
     results = expected(requests, logits.clone())
-    tokens, sampled = Worker().step(requests, logits)
+    sampled = Worker().step(requests, logits)
+    tokens = sampled.tokens
     for each, result in zip(requests, results, strict=True):
         assert tokens[each.name], "never a row without a token"
         assert (each.name in sampled.broken) == isinstance(result, BrokenNumbers)
@@ -198,7 +192,8 @@ def test_kernels_on_a_gpu_decide_as_the_rules_decide_each_session(seed: int) -> 
     logits[int(chance.integers(len(logits)))] = torch.nan
     results = expected(requests, logits.clone())
     with torch.inference_mode(), VirtualGPU() as gpu:
-        tokens, sampled = Worker(DEVICE).step(requests, logits)
+        sampled = Worker(DEVICE).step(requests, logits)
+        tokens = sampled.tokens
         assert {"survey", "race", "cut", "accept", "count"} <= set(gpu.take().launches)
     for each, result in zip(requests, results, strict=True):
         assert (each.name in sampled.broken) == isinstance(result, BrokenNumbers)
@@ -222,7 +217,7 @@ def count_decided(worker: Worker, steps: int, copies: int) -> None:
     for step in range(steps):
         logits = random_logits(requests, chance)
         results = expected(requests, logits.clone())
-        tokens, _ = worker.step(requests, logits, new=step == 0)
+        tokens = worker.step(requests, logits, new=step == 0).tokens
         following = []
         for each, result in zip(requests, results, strict=True):
             assert isinstance(result, AcceptanceResult)
@@ -243,7 +238,7 @@ def test_penalties_count_the_candidates_before_a_row(penalty: dict[str, float], 
     sampling = SamplingParams(temperature=0.0, **penalty)
     logits = torch.zeros(4, VOCABULARY)
     logits[:, 7], logits[:, 8] = 1.0, 0.5
-    tokens, _ = Worker().step([Verified("r", sampling, [1, 2, 3], 2, [7] * 3, (None,) * 3, {})], logits)
+    tokens = Worker().step([Verified("r", sampling, [1, 2, 3], 2, [7] * 3, (None,) * 3, {})], logits).tokens
     assert tokens["r"] == expected
 
 
@@ -254,32 +249,61 @@ def test_broken_numbers_end_their_session_alone_and_it_still_gets_a_token(row: i
     logits[row] = torch.nan
     sampling = SamplingParams(temperature=0.0)
     requests = [Verified(name, sampling, [1, 2], 1, [7, 7], (None,) * 2, {}) for name in "ab"]
-    tokens, sampled = Worker().step(requests, logits)
+    sampled = Worker().step(requests, logits)
+    tokens = sampled.tokens
     assert sampled.broken == ["a"] and len(tokens["a"]) == row + 1 and tokens["b"] == [7, 7, 7]
 
 
-def test_prefills_that_go_on_decide_nothing_that_counts() -> None:
+@pytest.mark.parametrize("device", [CPU, DEVICE], ids=["CPU", "GPU"])
+def test_prefills_that_go_on_decide_nothing(device: torch.device) -> None:
+    """Beside one that decides: vLLM must neither append a token nor take one back."""
     chance = np.random.default_rng(4)
-    requests = [request("r", SAMPLINGS[4], chance)._replace(drafts=[], distributions=(), masks={})]
-    worker = Worker()
+    requests = [request(name, SAMPLINGS[4], chance)._replace(masks={}) for name in "ab"]
+    requests[0] = requests[0]._replace(drafts=[], distributions=())
     logits = random_logits(requests, chance)
-    worker.step(requests, logits)
-    first = worker.sampler._table.adjustments.counts.sum()
-    worker.sampler._runner.discard_request_mask.np[:] = True
-    worker.sampler.decide(logits, np.zeros(1, np.int64), torch.empty(0, dtype=torch.int64))
-    assert worker.sampler._table.adjustments.counts.sum() == first > 0
+    with nullcontext() if device == CPU else VirtualGPU():
+        worker = Worker(device)
+        worker.begin(requests)
+        counts = np.array([0, len(requests[1].drafts)])
+        rows = StepRows(["a", "b"], counts, np.array([5, 5]), np.array([False, True]))
+        batch, decided = worker.sampler.decide(logits.to(device), rows, None)
+        sampled = worker.sampler.fetch(batch, decided)
+        kept, rest = decided.counts.cpu().tolist()
+        before = sum(len(each.tokens) - each.prompt_length for each in requests)
+        assert float(worker.sampler._table.adjustments.counts.sum().cpu()) == before + len(sampled.tokens["b"])
+    assert sampled.tokens["a"] == [] and kept == [0, len(sampled.tokens["b"])]
+    assert rest == [0, 1 + len(requests[1].drafts) - kept[1]]
+
+
+@pytest.mark.parametrize("device", [CPU, DEVICE], ids=["CPU", "GPU"])
+def test_what_pads_a_chain_is_never_accepted_and_changes_nothing(device: torch.device) -> None:
+    """As for CUDA graphs of equal chains: each has a row for what pads it."""
+    chance = np.random.default_rng(8)
+    coupled = [sampling for sampling in SAMPLINGS if sampling.coupled]
+    requests = [request(f"r{index}", sampling, chance)._replace(masks={}) for index, sampling in enumerate(coupled[:6])]
+    logits, longest = random_logits(requests, chance), 6
+    padded, pieces = [], []
+    for each, own in zip(requests, logits.split([1 + len(each.drafts) for each in requests]), strict=True):
+        more = longest - len(each.drafts)
+        padded.append(each._replace(drafts=[*each.drafts, *[-1] * more], distributions=(None,) * longest))
+        pieces += [own, torch.full((more, VOCABULARY), 3.0)]
+    with nullcontext() if device == CPU else VirtualGPU():
+        assert Worker(device).step(padded, torch.cat(pieces)) == Worker(device).step(requests, logits)
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     chance = np.random.default_rng(5)
     requests = [request(f"r{index}", sampling, chance) for index, sampling in enumerate(SAMPLINGS)]
     logits = random_logits(requests, chance)
-    tokens, sampled = Worker().step(requests, logits.clone(), logprobs=3)
+    worker = Worker()
+    worker.begin(requests, logprobs=3)
+    sampled = worker.decide(requests, logits.clone())
+    assert sampled.logprobs is not None
     told = iter(sampled.logprobs.arrays.tokens())
     assert list(sampled.logprobs.names) == [each.name for each in requests]
     row = 0
     for each, length in zip(requests, sampled.logprobs.lengths, strict=True):
-        decided = tokens[each.name]
+        decided = sampled.tokens[each.name]
         alone = logprobs(logits[row : row + len(decided)], torch.tensor(decided), np.full(len(decided), 3))
         assert len(decided) == length and list(islice(told, length)) == alone.tokens()
         row += 1 + len(each.drafts)
@@ -349,8 +373,9 @@ FEATURES = {
 }
 
 
-def work_of(sessions: int, sampling: SamplingParams, masked: bool, likely: int | None) -> tuple[int, int]:
-    """Python lines that deciding a step of so many sessions executes, and how often values are fetched one by one."""
+def work_of(sessions: int, sampling: SamplingParams, masked: bool, likely: int | None) -> tuple[int, int, int]:
+    """Python lines that a step of so many sessions executes, and how often values are fetched: before all is decided,
+    and with the results."""
     chance = np.random.default_rng(1)
     allowed = np.full(VOCABULARY // 8, 255, np.uint8)
     requests = [
@@ -362,11 +387,12 @@ def work_of(sessions: int, sampling: SamplingParams, masked: bool, likely: int |
         for index in range(sessions)
     ]
     worker = Worker()
-    worker.step(requests, random_logits(requests, chance), logprobs=likely)
+    worker.begin(requests, logprobs=likely)
+    worker.decide(requests, random_logits(requests, chance))
     logits, counts = random_logits(requests, chance), np.full(sessions, 3)
-    drafts = torch.tensor([1, 2, 3] * sessions, dtype=torch.int32)
-    worker.sampler.begin([], set(), proposals_of(requests))
-    worker.sampler.start_sampling(masks_of(requests))
+    worker.begin(requests, new=False)
+    rows = StepRows([each.name for each in requests], counts, np.full(sessions, 9), counts > 0)
+    masks = masks_of(requests)
     lines = fetched = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -382,12 +408,13 @@ def work_of(sessions: int, sampling: SamplingParams, masked: bool, likely: int |
     sys.settrace(trace)
     sys.setprofile(profile)
     try:
-        worker.sampler.decide(logits, counts, drafts)
-        worker.sampler.take_sampled()
+        decided = worker.sampler.decide(logits, rows, masks)
+        waits = fetched
+        worker.sampler.fetch(*decided)
     finally:
         sys.settrace(before[0])
         sys.setprofile(before[1])
-    return lines, fetched
+    return lines, waits, fetched
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -397,7 +424,7 @@ def test_deciding_costs_as_many_lines_of_python_for_24_sessions_as_for_4(
     """As on a GPU, which has no kernel of ours for the race: there a value that is fetched is waited for. With 24, the
     noise of all rows is computed in one block, as with 4."""
     monkeypatch.setattr(coupled_sampling, "contenders", lambda shifted, keys: None)
-    lines, fetched = work_of(4, *FEATURES[feature])
+    lines, waits, fetched = work_of(4, *FEATURES[feature])
     assert lines > 20
-    assert work_of(24, *FEATURES[feature]) == (lines, fetched)
-    assert fetched == 0
+    assert work_of(24, *FEATURES[feature]) == (lines, waits, fetched)
+    assert waits == 0

@@ -15,16 +15,23 @@ from tests.checkpoints import other_weights, save_checkpoint
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm import engine_core
 from verifier_svc.execution.vllm.executor import VLLMExecutor
+from verifier_svc.execution.vllm.messages import Graphs
 
+FULL = Graphs("full")
 Announced = Callable[..., Any]
 """(description, dtype, quantization) -> the ModelInfo that GetModel returns."""
 
 
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
-    def announce(described: ModelInfo, dtype: str, quantization: str | None = None) -> Any:
+    def announce(described: ModelInfo, dtype: str, quantization: str | None = None, graphs: Graphs = FULL) -> Any:
         spec = type("FullAttentionSpec", (), {"sliding_window": None, "attention_chunk_size": None})()
         groups = [SimpleNamespace(kv_cache_spec=spec)]
+
+        def answer(method: str, **options: Any) -> Any:
+            assert method == "graphs"
+            return SimpleNamespace(result=lambda: graphs)
+
         config = SimpleNamespace(
             model_config=SimpleNamespace(dtype=f"torch.{dtype}", quantization=quantization),
             cache_config=SimpleNamespace(num_gpu_blocks=64, block_size=16),
@@ -33,7 +40,7 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
         core = SimpleNamespace(
             vllm_config=config,
             scheduler=SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups)),
-            model_executor=SimpleNamespace(workers=[]),
+            model_executor=SimpleNamespace(workers=[], output_rank=0, collective_rpc=answer),
         )
         monkeypatch.setattr(engine_core, "prepare_vllm", lambda _: None)
         monkeypatch.setattr(engine_core.EngineCore, "_open", lambda *_: core)
@@ -58,3 +65,15 @@ def test_it_is_another_one_for_other_weights_and_not_for_other_settings(announce
     folders = tmp_path / "one", other_weights(tmp_path / "one", tmp_path / "two")
     one, two = (announced(describe_checkpoint(str(folder)), "bfloat16").arithmetic for folder in folders)
     assert one != two and one.split("/")[1:] == two.split("/")[1:]
+
+
+def test_graphs_that_vllm_does_not_replay_are_announced_and_warned_of(
+    announced: Announced, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint("llama", tmp_path / "one")
+    described = describe_checkpoint(str(tmp_path / "one"))
+    model = announced(described, "bfloat16")
+    assert (model.forward_path, model.forward_notice, caplog.text) == ("full", "", "")
+    model = announced(described, "bfloat16", graphs=Graphs("padded", "chains are padded to 0, 1, 2", (0, 1, 2)))
+    assert (model.forward_path, model.forward_notice) == ("padded", "chains are padded to 0, 1, 2")
+    assert "chains are padded to 0, 1, 2" in caplog.text

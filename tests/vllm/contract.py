@@ -1,0 +1,210 @@
+"""Each internal of vLLM that the executor relies on, by name, read from sources: of the installed version, or of a
+wheel that is not installed.
+
+usage: python -m tests.vllm.contract WHEEL     (prints what another version has moved)
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+Read = Callable[[str], str]
+"""The source of a file, by its path below `vllm/`. Raises OSError or KeyError where there is none."""
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+RUNNER, STATES = "v1/worker/gpu/model_runner.py", "v1/worker/gpu/states.py"
+INPUT, BLOCKS, BUFFERS = (f"v1/worker/gpu/{name}.py" for name in ("input_batch", "block_table", "buffer_utils"))
+OUTPUT, EXECUTOR = "v1/core/sched/output.py", "v1/executor/multiproc_executor.py"
+
+
+class Relied(NamedTuple):
+    """On a definition: that it is there, and what else is not None."""
+
+    file: str
+    name: str
+    """`Class`, `Class.method` or `function`."""
+    parameters: str | None = None
+    """These first, in this order."""
+    fields: str | None = None
+    """Exactly those that have no default."""
+    has: tuple[str, ...] = ()
+    """Texts that its source has, in this order."""
+
+
+RELIED = (
+    Relied(
+        OUTPUT, "SchedulerOutput",
+        fields="scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens "
+        "scheduled_spec_decode_tokens scheduled_encoder_inputs finished_req_ids free_encoder_mm_hashes",
+        has=("kv_cache_block_copies:",),
+    ),
+    Relied(
+        OUTPUT, "NewRequestData",
+        fields="req_id prompt_token_ids mm_features sampling_params pooling_params block_ids num_computed_tokens "
+        "lora_request",
+        has=("prefill_token_ids:",),
+    ),
+    Relied(
+        OUTPUT, "CachedRequestData",
+        fields="req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids num_computed_tokens "
+        "num_output_tokens",
+        has=("def make_empty",),
+    ),
+    Relied("v1/core/kv_cache_utils.py", "KVCacheBlockCopy", fields="src_block_id dst_block_id"),
+    Relied("v1/core/block_pool.py", "BlockPool.__init__", has=("self.null_block",)),
+    Relied("v1/engine/core.py", "EngineCore.__init__", "self vllm_config executor_class log_stats",
+           has=("self.model_executor", "self.scheduler")),
+    Relied("v1/engine/core.py", "EngineCore.shutdown"),
+    Relied("v1/executor/abstract.py", "Executor.get_class"),
+    Relied(EXECUTOR, "MultiprocExecutor.__init__", "self vllm_config monitor_workers"),
+    Relied(EXECUTOR, "MultiprocExecutor.collective_rpc", "self method timeout args kwargs non_block unique_reply_rank"),
+    Relied(EXECUTOR, "MultiprocExecutor._init_executor",
+           has=("self.is_failed", "node_rank_within_dp == 0", "get_mp_context()", "self.workers", "self.output_rank")),
+    Relied(EXECUTOR, "WorkerProc.make_worker_process", has=("context.Process(",)),
+    Relied(EXECUTOR, "WorkerProcHandle", has=("proc:",)),
+    Relied("config/parallel.py", "ParallelConfig", has=("master_addr:", "master_port:", "node_rank:", "nnodes:")),
+    Relied("config/speculative.py", "SpeculativeConfig", has=("num_speculative_tokens_per_batch_size:",)),
+    Relied("config/vllm.py", "VllmConfig._validate_v2_model_runner", has=("HAS_TRITON",)),
+    Relied("triton_utils/dispatcher.py", "register_kernels", "overrides"),
+    Relied("v1/worker/gpu_worker.py", "Worker.execute_model", "self scheduler_output"),
+    Relied("v1/worker/gpu_worker.py", "Worker.sample_tokens", "self grammar_output"),
+    Relied("v1/worker/gpu_worker.py", "Worker._make_model_runner",
+           has=("vllm.v1.worker.gpu.model_runner", "GPUModelRunner")),
+    Relied("v1/worker/cpu_worker.py", "CPUWorker.init_device",
+           has=("vllm.v1.worker.cpu.model_runner", "CPUModelRunner")),
+    Relied(RUNNER, "GPUModelRunner.__init__", "self vllm_config device",
+           has=("init_speculator(", "execute_model_state")),
+    Relied(RUNNER, "GPUModelRunner.initialize_kv_cache",
+           has=("self.attn_groups", "self.block_tables", "ModelCudaGraphManager(", "decode_query_len=",
+                "varlen_decode=")),
+    Relied(RUNNER, "GPUModelRunner.execute_model",
+           has=("self.finish_requests(", "self.add_requests(", "self.update_requests(",
+                "self.block_tables.apply_staged_writes()", "self.prepare_inputs(", "dummy_run")),
+    Relied(RUNNER, "GPUModelRunner.update_requests", "self scheduler_output", has=("copy_kv_cache_blocks_inplace",)),
+    Relied(RUNNER, "GPUModelRunner.sample_tokens", "self grammar_output"),
+    Relied(RUNNER, "GPUModelRunner.sample",
+           has=("hidden_states[input_batch.logits_indices]", "self.model.compute_logits(")),
+    Relied(RUNNER, "GPUModelRunner.postprocess_sampled",
+           "self idx_mapping sampled_tokens num_sampled num_rejected query_start_loc"),
+    Relied(RUNNER, "ExecuteModelState", has=("input_batch:", "hidden_states:")),
+    Relied("v1/worker/cpu/model_runner.py", "CPUModelRunner"),
+    Relied(STATES, "RequestState.__init__",
+           has=("self.req_id_to_index", "self.all_token_ids", "self.total_len", "self.num_computed_tokens",
+                "self.last_sampled_tokens", "self.draft_tokens")),
+    Relied(BUFFERS, "StagedWriteTensor.stage_write_elem", "self index x"),
+    Relied(BUFFERS, "StagedWriteTensor.apply_write", "self"),
+    Relied(BUFFERS, "StagedWriteTensor.clear_staged_writes", "self"),
+    Relied(INPUT, "InputBatch",
+           has=("req_ids:", "num_reqs:", "idx_mapping:", "num_scheduled_tokens:", "num_draft_tokens_per_req:",
+                "query_start_loc:", "num_computed_tokens_np:", "prefill_len_np:", "logits_indices:")),
+    Relied("v1/worker/gpu/attn_utils.py", "get_varlen_cudagraph_unsupported_backend",
+           "attn_groups vllm_config max_query_len"),
+    Relied("v1/worker/gpu/model_states/interface.py", "ModelState.get_additional_cg_support", "self"),
+    Relied("v1/worker/gpu/eplb_utils.py", "step_eplb_after"),
+    Relied("v1/worker/gpu/cudagraph_utils.py", "ModelCudaGraphManager.__init__",
+           "self vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode"),
+    Relied("v1/worker/gpu/cudagraph_utils.py", "CudaGraphManager._init_candidates",
+           has=("build_dynamic_sd_schedule_lookup(", "self.varlen_decode",
+                "descs.sort(key=lambda d: d.num_tokens, reverse=True)", "self._capture_descs[mode]",
+                "self._candidates.setdefault(key")),
+    Relied("v1/worker/gpu/cudagraph_utils.py", "BatchExecutionDescriptor",
+           has=("num_tokens:", "uniform_token_count:", "num_active_loras:", "num_ubatches:")),
+    # What `cpu_kernels` stand in for.
+    Relied(BUFFERS, "_apply_write_kernel",
+           "output_ptr output_stride write_indices_ptr write_starts_ptr write_contents_ptr write_cu_lens_ptr "
+           "write_group_ids_ptr BLOCK_SIZE"),
+    Relied(INPUT, "_prepare_prefill_inputs_kernel",
+           "input_ids_ptr next_prefill_tokens_ptr next_prefill_tokens_stride num_lookahead idx_mapping_ptr "
+           "query_start_loc_ptr all_token_ids_ptr all_token_ids_stride prefill_lens_ptr num_computed_tokens_ptr "
+           "BLOCK_SIZE"),
+    Relied(INPUT, "_prepare_pos_seq_lens_kernel",
+           "pos_ptr seq_lens_ptr idx_mapping_ptr query_start_loc_ptr num_computed_tokens_ptr max_num_reqs BLOCK_SIZE"),
+    Relied(INPUT, "_combine_sampled_and_draft_tokens_kernel",
+           "input_ids_ptr idx_mapping_ptr last_sampled_tokens_ptr query_start_loc_ptr seq_lens_ptr prefill_len_ptr "
+           "draft_tokens_ptr draft_tokens_stride cu_num_logits_ptr logits_indices_ptr BLOCK_SIZE"),
+    Relied(INPUT, "_expand_idx_mapping_kernel",
+           "idx_mapping_ptr expanded_idx_mapping_ptr expanded_local_pos_ptr cu_num_logits_ptr BLOCK_SIZE"),
+    Relied(INPUT, "_post_update_kernel",
+           "idx_mapping_ptr num_computed_tokens_ptr last_sampled_tokens_ptr output_bin_counts_ptr "
+           "output_bin_counts_stride sampled_tokens_ptr sampled_tokens_stride num_sampled_ptr num_rejected_ptr "
+           "query_start_loc_ptr all_token_ids_ptr all_token_ids_stride total_len_ptr"),
+    Relied(BLOCKS, "_gather_block_tables_kernel",
+           "batch_idx_to_req_idx src_block_table_ptrs dst_block_table_ptrs block_table_strides num_blocks_ptr "
+           "num_blocks_stride num_reqs BLOCK_SIZE"),
+    Relied(BLOCKS, "_compute_slot_mappings_kernel",
+           "max_num_tokens idx_mapping query_start_loc pos block_table_ptrs block_table_strides block_sizes "
+           "slot_mapping_enabled dcp_sharded slot_mappings_ptr slot_mappings_stride cp_rank CP_SIZE"),
+)  # fmt: skip
+
+
+def moved(read: Read) -> list[str]:
+    """What is not as the executor relies on it, each with how it is."""
+    return [f"{each.file}: {each.name}: {how}" for each in RELIED for how in _differences(each, read)]
+
+
+def _differences(relied: Relied, read: Read) -> Iterator[str]:
+    try:
+        text = read(relied.file)
+    except (OSError, KeyError):
+        yield "there is no such file"
+        return
+    found = _definition(ast.parse(text), relied.name.split("."))
+    if found is None:
+        yield "there is no such definition"
+        return
+    if relied.parameters is not None and (given := _parameters(found))[: len(relied.parameters)] != relied.parameters:
+        yield f"its parameters are {given}"
+    if relied.fields is not None and (required := _required(found)) != relied.fields:
+        yield f"its fields without a default are {required}"
+    rest = ast.get_source_segment(text, found) or ""
+    for piece in relied.has:
+        _, there, behind = rest.partition(piece)
+        if not there:
+            yield f"it has no {piece} in this place"
+        rest = behind or rest
+
+
+def _parameters(found: Definition) -> str:
+    if isinstance(found, ast.ClassDef):
+        return ""
+    return " ".join(each.arg for each in (*found.args.posonlyargs, *found.args.args))
+
+
+def _required(found: Definition) -> str:
+    fields = [each for each in found.body if isinstance(each, ast.AnnAssign) and each.value is None]
+    return " ".join(each.target.id for each in fields if isinstance(each.target, ast.Name))
+
+
+def _definition(module: ast.Module, path: list[str]) -> Definition | None:
+    """Also below conditions of the module."""
+    body: list[ast.stmt] = module.body
+    found: Definition | None = None
+    for name in path:
+        found = None
+        for each in body:
+            if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
+                found = each
+        if found is None:
+            return None
+        body = found.body
+    return found
+
+
+def installed() -> Read:
+    import vllm
+
+    folder = Path(vllm.__file__).parent
+    return lambda file: (folder / file).read_text()
+
+
+def of_wheel(path: Path) -> Read:
+    wheel = zipfile.ZipFile(path)
+    return lambda file: wheel.read(f"vllm/{file}").decode()
+
+
+if __name__ == "__main__":
+    print("\n".join(moved(of_wheel(Path(sys.argv[1])))) or "nothing has moved")
