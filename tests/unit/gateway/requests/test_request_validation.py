@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models, processors
@@ -19,7 +19,7 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RequestValidator, SessionCount
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
-from slipstream.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from slipstream.errors import FIELDS_CONFLICT, InvalidArgument, PermissionDenied, ResourceExhausted
 from slipstream.v1 import gateway_pb2, types_pb2
 
 CONFIG = GatewayConfig(verifiers=("x:1",), tokenizer="x", max_tokens_default=16, max_draft_tokens=6)
@@ -223,7 +223,11 @@ SPECULATIONS = st.builds(
 async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None:
     if (logged := fields.pop("logged")) is not None:
         fields |= {"logprobs": True, "top_logprobs": logged}
-    made = await resolve(request(**fields))
+    try:
+        made = await resolve(request(**fields))
+    except InvalidArgument as refused:
+        assume(refused.reason != FIELDS_CONFLICT)  # no token may be left beside bad words and stop tokens
+        raise
     assert made.top_logprobs == logged
     stored = gateway_pb2.GenerateRequest.FromString(made.params())
     assert await validator().resolve(stored, OPEN, prompt=made.prompt) == made
