@@ -39,18 +39,22 @@ TARGET ALWAYS void NAME(turn)(const char *const *from, long at, float *to)
 
 #ifdef DOT_PAIRS
 typedef unsigned short NAME(number); /* of a query or a weight: bf16 */
-#define SCORED(a) ((a)->scale)       /* what scores are multiplied with: queries are as they were */
 #define PAIRED(first) ((first) & ~1L)
 #else
 typedef float NAME(number);
-#define SCORED(a) 1.0f
 #define PAIRED(first) (first)
 #endif
 
-/* Cuts `count` scores softly: cap * tanh(score / cap) (Gemma 2). */
-TARGET static void NAME(cap)(float *scores, long count, float cap)
+/* What a layer makes of `count` products of queries and keys: it scales them, where queries are as they were, and cuts
+ * them softly, cap * tanh(score / cap) (Gemma 2). */
+TARGET static void NAME(finish_scores)(const struct layer *a, float *scores, long count)
 {
-    for (long i = 0; i < count; i++) {
+    const float cap = a->softcap;
+#ifdef DOT_PAIRS
+    for (long i = 0; i < count; i++)
+        scores[i] *= a->scale;
+#endif
+    for (long i = 0; cap && i < count; i++) {
         float x = scores[i], e = exponential((x < 0 ? x : -x) * (2.0f / cap)), y = cap * ((1.0f - e) / (1.0f + e));
         scores[i] = x < 0 ? -y : y;
     }
@@ -288,10 +292,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
                 continue;
             }
             for (long j = 0; j < count; j += WIDTH)
-                for (long i = 0; i < WIDTH; i++)
-                    x[j + i] = scores[j * some + (r - low) * WIDTH + i] * SCORED(a);
-            if (a->softcap)
-                NAME(cap)(x + from, to - from, a->softcap);
+                memcpy(x + j, scores + (j * some + (r - low) * WIDTH), WIDTH * sizeof *x);
+            NAME(finish_scores)(a, x + from, to - from);
             NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
             NAME(store_weights)(x, weight);
         }
@@ -324,10 +326,9 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
                 for (long r = row; r < row + a->group; r++) {
                     for (long j = from; j < to; j++) {
                         long key = path[block + j];
-                        x[j] = scores[(key / WIDTH * some + r - first) * WIDTH + key % WIDTH] * SCORED(a);
+                        x[j] = scores[(key / WIDTH * some + r - first) * WIDTH + key % WIDTH];
                     }
-                    if (a->softcap)
-                        NAME(cap)(x + from, to - from, a->softcap);
+                    NAME(finish_scores)(a, x + from, to - from);
                     NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
                     NAME(store_weights)(x, weights + (r - row) * BLOCK);
                 }
@@ -356,5 +357,4 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
     }
 }
 
-#undef SCORED
 #undef PAIRED
