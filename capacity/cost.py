@@ -99,19 +99,17 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
 
 
 def shape(model: str) -> tuple[int, int, int]:
-    """Parameters, layers, and parameters of the output layer of a model's folder or hub id; weights are not read."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Parameters, layers, and parameters of the output layer of a model's folder or hub id; weights are not read.
+    Raises as `slipstream.engine.models.checkpoint.describe_checkpoint`."""
+    # Loads torch, which a plan does without.
+    from slipstream.engine.models.checkpoint import model_without_weights
 
-    from slipstream.tokenizer.vocabulary import model_folder
-
-    config = AutoConfig.from_pretrained(model_folder(model))
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config)
+    empty = model_without_weights(model)
+    config = empty.config.get_text_config(decoder=True)
     head = empty.get_output_embeddings().weight.numel()
-    embedded = 0 if config.get_text_config().tie_word_embeddings else empty.get_input_embeddings().weight.numel()
+    embedded = 0 if config.tie_word_embeddings else empty.get_input_embeddings().weight.numel()
     # A token reads one row of its embeddings, and the whole output layer.
-    return empty.num_parameters() - embedded, config.get_text_config().num_hidden_layers, head
+    return empty.num_parameters() - embedded, config.num_hidden_layers, head
 
 
 async def measured_by(verifier: str) -> Mapping[str, Sequence[object]]:

@@ -1,4 +1,4 @@
-"""Seconds of a pass on a GPU, from what data sheets say of it: for plans of machines that nobody has yet.
+"""Seconds of a pass on a GPU, from what data sheets say of it: for plans of machines that are not there yet.
 
 A pass reads its weights once, at `READ` of the memory's bandwidth, and multiplies each token with them, at `COMPUTED`
 of the tensor cores' rate. What takes longer is what it takes. Beside that a captured graph takes `GRAPH_S`; without one
@@ -16,9 +16,9 @@ from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import InvalidArgument
 
 READ = 0.85
-"""Of the bandwidth: what kernels that read weights for one token reach."""
+"""Share of the bandwidth that kernels reach which read weights for one token."""
 COMPUTED = 0.5
-"""Of the dense rate."""
+"""Share of the dense rate of the tensor cores that a pass over many tokens reaches."""
 GRAPH_S, EAGER_S, LAYER_S = 0.00035, 0.001, 0.000335
 """Around a captured graph; around a pass without one; and what the host needs to start a layer."""
 MEETING_S = 0.000012
@@ -28,7 +28,7 @@ BITS = (16, 8, 4)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Of its data sheet: bytes a second, dense operations a second in 16 and in 8 bits (0: none), bytes of memory."""
+    """A GPU's data sheet: bytes a second, dense operations a second in 16 and in 8 bits, bytes of memory."""
 
     bandwidth: float
     half: float
@@ -57,9 +57,9 @@ class GpuCost:
     """Those that a token is multiplied with: of a mixture of experts the active ones, and its reading is a guess."""
     layers: int
     bits: int = 16
-    """Of a weight: 16, 8 or 4. Arithmetic is in 8 bits where the weights are, and else in 16."""
+    """Bits of a weight: 16, 8 or 4. Arithmetic is in 8 bits where the weights are, and else in 16."""
     head_parameters: float = 0.0
-    """Of all parameters, those of the output layer, which stays in 8 bits where the others have 4."""
+    """Those of the output layer, which stays in 8 bits where the others have 4."""
     number: int = 1
     """GPUs that share the model."""
     graphs: bool = True

@@ -24,7 +24,7 @@ Patch = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of the pods of one Deployment."""
+    """Bounds of the pods of one Deployment."""
 
     most_pods: int
     threshold: int
@@ -41,8 +41,8 @@ class Scaling:
 
 
 def share_that_is_used(cold_start_s: float, doubling_s: float) -> float:
-    """Of what a pod bears, so that traffic which doubles in `doubling_s` seconds at the fastest is borne until the next
-    pod is ready."""
+    """Share of what a pod bears that is used, so that traffic which doubles in `doubling_s` seconds at the fastest is
+    borne until the next pod is ready."""
     return float(2.0 ** (-cold_start_s / doubling_s))
 
 
@@ -81,7 +81,7 @@ def write(folder: Path, given: Scenario, plans: Sequence[FleetPlan], share: floa
 
 
 def values(given: Scenario, found: Scaling) -> Patch:
-    """Of the Helm chart."""
+    """Values of the Helm chart."""
     scaled: Patch = {"verifier": _scaled(found.verifier, "sessions")}
     if found.drafter is not None:
         scaled["drafter-model"] = _scaled(found.drafter, "needed")
@@ -95,7 +95,7 @@ def _scaled(bounds: Bounds, trigger: str) -> Patch:
 
 
 def component(given: Scenario, found: Scaling) -> Patch:
-    """Of kustomize: to be listed after `autoscaling`."""
+    """A component for kustomize, to be listed after `autoscaling`."""
     patches = [_scaled_object("verifier", found.verifier, "sessions")]
     if found.drafter is not None:
         patches.append(_scaled_object("drafter-model", found.drafter, "needed"))
@@ -122,7 +122,7 @@ def _patch(merged: Patch) -> Patch:
 
 
 def _environments(given: Scenario, found: Scaling) -> dict[str, dict[str, str]]:
-    """By Deployment."""
+    """Variables by Deployment."""
     environments = {
         "gateway": {
             "GATEWAY_SLO_TTFT_S": f"{given.slo.ttft_p95_s:g}",

@@ -128,20 +128,31 @@ def _checkpoint(tried: Tried, layers: list[AttentionLayer], info: ModelInfo, pla
 def describe_checkpoint(name: str) -> ModelInfo:
     """What `load_checkpoint` says of a model, without its weights; `dtype` is empty. Raises NotFound for a missing
     model, FailedPrecondition for one that is no causal language model."""
-    source, revision = source_and_revision(name)
-    options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision}
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, KeyError) as error:
-        raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
-    except ValueError as error:
-        raise _unreadable(source, error) from error
+    source, options, config = _configuration(name)
     model = _without_weights(source, config)
     with contextlib.suppress(OSError):  # many checkpoints have no file of it
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     size = model.get_output_embeddings().out_features
     revision, parameters = weights_revision(name), model.num_parameters()
     return describe(name, revision, model.config, model.generation_config, size, parameters)
+
+
+def model_without_weights(name: str) -> Any:
+    """The library's model on the meta device, which has shapes alone. Raises as `describe_checkpoint`."""
+    source, _, config = _configuration(name)
+    return _without_weights(source, config)
+
+
+def _configuration(name: str) -> tuple[str, dict[str, Any], Any]:
+    """Where the model is, how the library reads it there, and its configuration."""
+    source, revision = source_and_revision(name)
+    options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision}
+    try:
+        return source, options, AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+    except (OSError, KeyError) as error:
+        raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
+    except ValueError as error:
+        raise _unreadable(source, error) from error
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
