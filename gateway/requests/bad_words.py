@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gateway.auth.tenant import Tenant
 from gateway.text.tokenizer import Tokenizer
-from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument
+from slipstream.errors import InvalidArgument
 from slipstream.speculation.sampling_params import SamplingParams
 
 MOST_WORDS = 256
@@ -21,14 +21,7 @@ MOST_BYTES = 8192
 
 
 def check_bad_words(words: Sequence[str]) -> None:
-    """Raises InvalidArgument for more than a request may have, and for a word that is empty or only space."""
-    if len(words) > MOST_WORDS:
-        raise InvalidArgument(
-            f"bad_words holds more than {MOST_WORDS} words; send fewer.",
-            reason=TOO_MANY_ITEMS,
-            field="bad_words",
-            numbers={"items": len(words), "limit": MOST_WORDS},
-        )
+    """Raises InvalidArgument for more bytes than a request may have, and for a word that is empty or only space."""
     size = sum(len(word.encode()) for word in words)
     if size > MOST_BYTES:
         raise InvalidArgument(

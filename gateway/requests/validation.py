@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn
 
 from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
-from gateway.requests.bad_words import check_bad_words, with_bad_words
+from gateway.requests.bad_words import MOST_WORDS, check_bad_words, with_bad_words
 from gateway.requests.resolved_request import ResolvedRequest, filled_in
 from gateway.requests.sampling_defaults import with_defaults
 from gateway.requests.speculation import SessionOrigin, SessionSize, SpeculationPlanner
@@ -169,6 +169,8 @@ class RequestValidator:
         proto_conversion.check_reasoning_limit(request)
         limit = request.reasoning_limit
         _check_tokens("reasoning_limit", max(limit.begin_token_id, limit.end_token_id), model)
+        if len(request.bad_words) > MOST_WORDS:
+            _refuse_items("bad_words", len(request.bad_words), MOST_WORDS, "words")
         check_bad_words(request.bad_words)
         _check_logprobs(request)
         return CheckedRequest(model, stop_token_ids, sampling, self._max_tokens(request, model, tenant))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
@@ -77,7 +77,7 @@ class ChatMessage(Fields):
         InvalidArgument for arguments that are not a JSON object."""
         content = self.content
         if isinstance(content, list):
-            content = "\n".join(part.text or part.refusal for part in content)
+            content = text_of(content)
         elif content is None:
             content = self.refusal
         data: dict[str, Any] = {"role": self.role, "content": content}
@@ -374,6 +374,18 @@ def parsed_arguments(arguments: str) -> Any:
         raise InvalidArgument(
             "The arguments of a tool call in the conversation are not JSON.", reason="NOT_JSON", field="messages"
         ) from error
+
+
+class Said(Protocol):
+    """A part of a message."""
+
+    text: str
+    refusal: str
+
+
+def text_of(parts: Sequence[Said]) -> str:
+    """A line for each part: its text, or what the model said instead of an answer."""
+    return "\n".join(part.text or part.refusal for part in parts)
 
 
 def _function_id(name: str) -> str:

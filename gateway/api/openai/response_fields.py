@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, parsed_arguments
+from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, parsed_arguments, text_of
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, reasoning_variables
 from gateway.text.chat_messages import MAX_MESSAGES
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
@@ -61,9 +61,7 @@ class InputItem(Fields):
 
 
 def _text(content: str | list[ContentPart] | None) -> str:
-    return (
-        content or "" if isinstance(content, str | None) else "\n".join(part.text or part.refusal for part in content)
-    )
+    return content or "" if isinstance(content, str | None) else text_of(content)
 
 
 def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:

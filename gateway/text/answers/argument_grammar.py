@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from gateway.text.answers.json_calls import BEGIN, END
@@ -96,7 +97,7 @@ def qwen_call(notation: Notation, functions: Functions) -> str:
     def call(function: Mapping[str, Any], arguments: str) -> str:
         return f"{_quoted(FUNCTION + function['name'] + '>')} /\\n/ {arguments} {_quoted(FUNCTION_END)}"
 
-    calls = _calls(notation, functions, call, lambda *of: _in_order(notation, argument, *of))
+    calls = _calls(functions, call, partial(_in_order, argument))
     return f"{notation.mark(BEGIN)} /\\n/ ({calls}) /\\n/ {notation.mark(END)}"
 
 
@@ -110,7 +111,7 @@ def glm_call(notation: Notation, functions: Functions) -> str:
     def call(function: Mapping[str, Any], arguments: str) -> str:
         return f"{_quoted(function['name'])} /\\n/ {arguments}"
 
-    calls = _calls(notation, functions, call, lambda *of: _in_order(notation, argument, *of))
+    calls = _calls(functions, call, partial(_in_order, argument))
     return f"{notation.mark(BEGIN)} ({calls}) {notation.mark(END)}"
 
 
@@ -124,7 +125,7 @@ def python_call(notation: Notation, functions: Functions) -> str:
     def call(function: Mapping[str, Any], arguments: str) -> str:
         return f'{_quoted(function["name"] + "(")} {arguments} ")"'
 
-    return f'"[" ({_calls(notation, functions, call, lambda *of: _listed(notation, argument, *of))}) "]"'
+    return f'"[" ({_calls(functions, call, partial(_listed, notation, argument))}) "]"'
 
 
 def _python_value(notation: Notation, schema: Any, types: Sequence[str], root: Mapping[str, Any]) -> str:
@@ -159,7 +160,6 @@ Argument = Callable[[str, Any, Sequence[str], Mapping[str, Any]], str]
 
 
 def _calls(
-    notation: Notation,
     functions: Functions,
     call: Callable[[Mapping[str, Any], str], str],
     arguments: Callable[[Mapping[str, Any]], str],
@@ -174,7 +174,7 @@ def _arguments(argument: Argument, schema: Mapping[str, Any]) -> list[tuple[str,
     return [(argument(key, each, types[key], schema), key in required) for key, each in properties.items()]
 
 
-def _in_order(notation: Notation, argument: Argument, schema: Mapping[str, Any]) -> str:
+def _in_order(argument: Argument, schema: Mapping[str, Any]) -> str:
     return " ".join(made if needed else f"({made})?" for made, needed in _arguments(argument, schema))
 
 
