@@ -71,7 +71,7 @@ NAMED_BY = {
     "tolerations": ("key", "effect", "value"),
     "topologySpreadConstraints": ("topologyKey",),
 }
-"""Lists whose entries are merged one by one, and what tells entries apart; any other list is replaced."""
+"""Lists whose entries are merged one by one, and the fields by which entries differ; any other list is replaced."""
 NAMESPACE = "namespace-of-the-release"
 """Stands for it while kustomize renders: a placeholder would be no name."""
 Object = dict[str, Any]

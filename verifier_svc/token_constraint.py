@@ -20,6 +20,7 @@ class ReasoningBound:
     """Most tokens between two marks."""
 
     max_tokens: int
+    """0 or more."""
     begin: int
     """The token that begins reasoning."""
     end: int
@@ -135,7 +136,7 @@ class _Reasoned:
     def spent(self, path: Sequence[int]) -> bool:
         """Whether the end mark alone may follow the committed tokens and these."""
         state = self._behind(path)
-        return state is not None and state >= self._bound.max_tokens and state >= 0
+        return state is not None and state >= self._bound.max_tokens
 
     def mask(self, vocabulary_size: int) -> Mask:
         """The end mark alone."""

@@ -1,13 +1,12 @@
 """Decides how much of which prompts a step computes: as much as takes a decode step's time, divided among tenants.
 
 **How much.** A step in which sessions decode takes at most 1 + `PROMPT_STEPS` times what it takes without prompts, so
-no gap between two tokens is longer than two steps. Where no API keys tell tenants apart, it may take
-`VerifierConfig.prompt_step_s`: text still comes faster than it is read, and the more sessions decode together, the
-less each token costs. Seconds come from the cost curve, which was measured on short
-contexts; `PromptCost` learns from steps with prompts by which factor it errs, and what a token of context adds to each
-token of a prompt. Where no session decodes, a step takes as many tokens as it can. Behind a gateway with API keys it is
-shorter, for another tenant's first token would wait for it: as short as costs no more than `SHORT_STEPS` times as much
-per token.
+no gap between two tokens is longer than two steps. Behind a gateway without API keys it may take
+`VerifierConfig.prompt_step_s`: text still comes faster than it is read, and the more sessions decode together, the less
+each token costs. Seconds come from the cost curve, which was measured on short contexts; `PromptCost` learns from steps
+with prompts by which factor it errs, and what a token of context adds to each token of a prompt. Where no session
+decodes, a step takes as many tokens as it can. Behind a gateway with API keys it is shorter, for another tenant's first
+token would wait for it: as short as costs no more than `SHORT_STEPS` times as much per token.
 
 **Whose.** Tenants share that time by deficit round robin (`slipstream.fair_shares`), lower priorities getting what
 higher ones leave. A tenant's share goes half to its first prompt and half to the one that has the least left.

@@ -97,22 +97,22 @@ def _values(given: Iterable[Any]) -> Iterator[Any]:
         yield from each if isinstance(each, list | tuple) else (each,)
 
 
-class _Product(NamedTuple):
+class _ProductCall(NamedTuple):
     x: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
     turned: bool
 
 
-def _product(func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> _Product | None:
+def _product(func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> _ProductCall | None:
     """A call as a product with a weight; None for any other function."""
     if func is linear:
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) | given
-        return _Product(named["input"], named["weight"], named.get("bias"), False)
+        return _ProductCall(named["input"], named["weight"], named.get("bias"), False)
     if func in _MATMULS and len(args) == 2:
-        return _Product(args[0], args[1], None, True)
+        return _ProductCall(args[0], args[1], None, True)
     if func is torch.addmm and not given and len(args) == 3:
-        return _Product(args[1], args[2], args[0], True)
+        return _ProductCall(args[1], args[2], args[0], True)
     return None
 
 
