@@ -23,7 +23,7 @@ KERNELS: dict[str, tuple[tuple[Any, ...], dict[str, int]]] = {
     "race": ((READ, "*fp32", *GATHERED), {"BLOCK": 4096, "GROUP": 128, "CAPACITY": 8192}),
     "cut": ((READ, *GATHERED), {"CAPACITY": 8192, "CHUNK": 256, "WAYS": 64, "PARTS": 32}),
     "accept": (
-        ("*i64", "*i64", "*i32", "*fp64", "*i32", "*i32", "*i32", "*i8", "i32", "i32", "i32"),
+        ("*i64", "*i64", "*i32", "*fp64", "*i32", "*i32", "*i32", "i32", "i32", "i32"),
         {"PARTS": 32, "PADDING": -1},
     ),
     "count": (("*i64", "*i32", "*fp32", "*i32", "i32", "i32"), {}),
@@ -40,7 +40,8 @@ def main(capability: int) -> None:
 
     for name, (types, constants) in KERNELS.items():
         kernel = getattr(fused_sampling, name)
-        signature = dict(zip(kernel.arg_names, types, strict=False)) | dict.fromkeys(constants, "constexpr")
+        variable = [each for each in kernel.arg_names if each not in constants]
+        signature = dict(zip(variable, types, strict=True)) | dict.fromkeys(constants, "constexpr")
         places = {(kernel.arg_names.index(each),): value for each, value in constants.items()}
         source = ASTSource(kernel, signature, places)
         options = {"enable_fp_fusion": False, "num_warps": 8}
