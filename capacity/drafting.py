@@ -15,6 +15,7 @@ from slipstream.proposers.drafting.step import PASS_NODES, ROUND
 from verifier_svc.sources.flow_control import AHEAD
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE
+from verifier_svc.wait_policy.session_drafting import SessionDrafting
 
 
 class Agenda:
@@ -62,6 +63,8 @@ class SimulatedSession:
     """When candidates began to be awaited (`verifier_svc.sources.source`)."""
     fresh: bool = True
     delays: DelayDistribution = field(default_factory=DelayDistribution)
+    paying: SessionDrafting = field(default_factory=SessionDrafting)
+    """Whether drafting pays for it."""
 
     def __post_init__(self) -> None:
         self.pending = self.reading = self.prompt

@@ -237,12 +237,13 @@ class SimulatedVerifier:
             self._sessions[self.waiting.pop(0)] = None
             session.idle_since = self._agenda.now
             if session.drafter is not None:
+                session.paying = self._wait_policy.new_session()
                 self._attachments.opened(session)
                 self._send(session.drafter, partial(self._open, session.drafter, session))
 
     def _open(self, drafter: SimulatedDrafter, session: SimulatedSession) -> None:
         if session in self._sessions:
-            drafter.add(session, self._wait_policy.threshold, self)
+            drafter.add(session, self._threshold(session), self)
 
     def _send(self, drafter: SimulatedDrafter, what: Callable[[], None]) -> None:
         """It arrives."""
@@ -282,7 +283,7 @@ class SimulatedVerifier:
         gains = {
             session: self._expected_gain(session, nodes, paths)
             for session, nodes, paths in zip(step.decoding, step.chosen, step.paths, strict=True)
-            if session.drafter is not None and self._settings.limit(session) and self._wanted
+            if session.drafter is not None and self._settings.limit(session) and self._wants(session)
         }
         awaited = {session: self._attachments.awaited(session) for session in gains}
         return self._wait_policy.pause(step, gains, awaited, waited)
@@ -295,10 +296,13 @@ class SimulatedVerifier:
         own, limit = [True] * len(nodes), self._settings.limit(session)
         return self._wait_policy.expected_gain(session.version, paths, parents, own, limit)
 
-    @property
-    def _wanted(self) -> bool:
-        """True if any candidates pay now."""
-        return self._wait_policy.threshold < PAUSE
+    def _wants(self, session: SimulatedSession) -> bool:
+        """True if any candidates of the session pay now."""
+        return self._threshold(session) < PAUSE
+
+    def _threshold(self, session: SimulatedSession) -> float:
+        """Path probability that its candidates must have; PAUSE where none are wanted."""
+        return self._wait_policy.threshold if session.paying.drafting else PAUSE
 
     def _plan(self) -> SimulatedStep:
         limits, now = self._settings, self._agenda.now
@@ -344,27 +348,40 @@ class SimulatedVerifier:
         self._busy = False
         for session, size in step.reading.items():
             session.pending -= size
-        tokens = sum(self._commit(*each) for each in zip(step.decoding, step.chosen, strict=True))
+        committed = [self._commit(*each) for each in zip(step.decoding, step.chosen, strict=True)]
         for session in step.reading:
             if not session.pending:
                 self._commit(session, [])
-        self._observe(step, tokens, seconds)
+        self._observe(step, committed, seconds)
         self._enter()
         self._wake()
 
-    def _observe(self, step: SimulatedStep, tokens: int, seconds: float) -> None:
-        """`tokens` were committed by those that decode; the step took `seconds`, waiting included."""
+    def _observe(self, step: SimulatedStep, committed: Sequence[int], seconds: float) -> None:
+        """`committed`: tokens of those that decode; the step took `seconds`, waiting included."""
         if step.reading:
             changed = self._wait_policy.observe_prefill_step()
         else:
-            drafted = sum(session.drafter is not None for session in step.decoding)
-            compared = compared_step(step.sessions, drafted, tokens, seconds, candidates=any(step.chosen))
-            changed = self._wait_policy.observe_step(step, step.size, seconds, compared)
+            drafted = [session for session in step.decoding if session.drafter is not None]
+            drafting = sum(session.paying.drafting for session in drafted)
+            compared = compared_step(step.sessions, drafting, sum(committed), step.size, seconds)
+            none_drafts = bool(drafted) and not drafting
+            changed = self._wait_policy.observe_step(step, step.size, seconds, compared, none_drafts=none_drafts)
         if changed:
             for session in self._sessions:
-                if session.drafter is not None:
-                    demand = partial(session.drafter.demand, session, self._wait_policy.threshold)
-                    self._send(session.drafter, demand)
+                self._demand(session)
+        elif not step.reading:
+            self._observe_drafting(step, committed)
+
+    def _observe_drafting(self, step: SimulatedStep, committed: Sequence[int]) -> None:
+        each = self._wait_policy.candidate_time(step.size, step.sessions)
+        for session, nodes, tokens in zip(step.decoding, step.chosen, committed, strict=True):
+            changed = self._wait_policy.observe_drafting(session.paying, tokens, len(nodes), each)
+            if changed and session in self._sessions:
+                self._demand(session)
+
+    def _demand(self, session: SimulatedSession) -> None:
+        if session.drafter is not None:
+            self._send(session.drafter, partial(session.drafter.demand, session, self._threshold(session)))
 
     def _commit(self, session: SimulatedSession, nodes: list[SimulatedGuess]) -> int:
         """Returns how many tokens it commits."""
@@ -380,7 +397,7 @@ class SimulatedVerifier:
         if not session.left:
             self._finish(session)
         elif session.drafter is not None:
-            self._attachments.committed(session, answering=self._wanted)
+            self._attachments.committed(session, answering=self._wants(session))
             self._send(session.drafter, partial(session.drafter.commit, session, len(ranks)))
         else:
             session.tree.commit(len(ranks))

@@ -89,6 +89,7 @@ def metrics_collector(
             metrics.STEP_FAULTS: lambda: _labelled(scheduler.step_faults),
             metrics.DRAFT_WAIT: lambda: stats.waited_s,
             metrics.DRAFTING_PAUSED: lambda: {(cause,): int(cause == scheduler.pause_cause) for cause in PAUSE_CAUSES},
+            metrics.DRAFTING_SLOWDOWN: lambda: scheduler.drafting_slowdown,
             metrics.DEPTH_DRAFTED: lambda: _labelled(stats.drafted),
             metrics.DEPTH_ACCEPTED: lambda: _labelled(stats.accepted),
             metrics.ROLLED_BACK: lambda: stats.rejected,

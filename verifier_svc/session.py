@@ -18,6 +18,7 @@ from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
 from verifier_svc.constraints import Constraint
+from verifier_svc.wait_policy.session_drafting import SessionDrafting
 
 MAX_SOURCE_NAMES = 64
 """Sources of a session whose drafter's name is kept; every open on a drafter is a source of its own."""
@@ -105,6 +106,11 @@ class DraftedSession(Protocol):
         """False for a double: no step takes its candidates, or waits for them."""
         ...
 
+    @property
+    def drafting(self) -> bool:
+        """Whether drafters draft for it, as far as it is about the session."""
+        ...
+
     def name_source(self, source: int, drafter: str) -> None:
         """Records the name of the drafter whose candidates carry the number `source`."""
         ...
@@ -151,6 +157,8 @@ class Session:
     """By position in the prompt, as far as it was scored. A step that is run again writes the same again."""
     window: LookaheadWindow | None = None
     """Set while the drafter `lookahead` serves the session."""
+    paying: SessionDrafting = field(default_factory=SessionDrafting)
+    """Whether drafting pays for the session."""
     choice: CandidateChoice | None = None
     """The planner's last choice, reused while the tree stays as it is."""
     _source_names: dict[int, str] = field(default_factory=dict)
@@ -160,6 +168,10 @@ class Session:
     @property
     def served(self) -> bool:
         return True
+
+    @property
+    def drafting(self) -> bool:
+        return self.paying.drafting
 
     @property
     def pending(self) -> int:

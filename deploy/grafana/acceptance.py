@@ -116,10 +116,16 @@ ACCEPTANCE = Dashboard(
             Panel(
                 "Verifiers whose drafters pause, by cause",
                 (Query("avg by (cause) (slipstream_drafting_paused)", "{{cause}}"),),
-                "price: a candidate costs what it brings; slower: trials found fewer tokens a second with drafting; "
+                "price: a candidate costs what it brings; slower: no session gains as much as drafting slows it; "
                 "trial: one without drafting is under way.",
                 "percentunit",
                 most=1,
+            ),
+            Panel(
+                "Slowdown of steps by drafting",
+                (Query("max by (job) (slipstream_drafting_slowdown)", "{{job}}"),),
+                "What drafters, gateways and clients take of the verifiers' own cores; 1 where they have others. Sessions "
+                "that gain less are not drafted for.",
             ),
             Panel(
                 "Rollback cost",

@@ -19,7 +19,7 @@ FEW = 0.5
 """Share of rounds with candidates below which a pause of drafting is named."""
 PAUSES = {
     "price": "a candidate costs what it brings",
-    "slower": "trials found fewer tokens a second with drafting",
+    "slower": "no text of now gains as much as drafting slows its steps",
     "trial": "a trial of decoding without drafting is under way",
 }
 """What the causes of `slipstream_drafting_paused` mean."""

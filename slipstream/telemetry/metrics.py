@@ -350,9 +350,14 @@ DRAFT_WAIT = _verifier(
 )
 DRAFTING_PAUSED = _verifier(
     "slipstream_drafting_paused",
-    "1 while drafters pause, by cause: price, a candidate costs what it brings; slower, trials found fewer tokens a "
-    "second with drafting, at this load or at the one before; trial, one without drafting is under way.",
+    "1 while drafters pause, by cause: price, a candidate costs what it brings; slower, no session of the last "
+    "step gains as much as drafting slows it; trial, one without drafting is under way.",
     "cause",
+)
+DRAFTING_SLOWDOWN = _verifier(
+    "slipstream_drafting_slowdown",
+    "Time of steps with drafting over that without, candidates aside, as trials found it at this load: what drafters, "
+    "gateways and clients take of the verifier's own cores. Sessions that gain less are not drafted for.",
 )
 DEPTH_DRAFTED = _verifier(
     "slipstream_depth_drafted_tokens_total", "Candidates verified, by depth below the last committed token.", "depth"

@@ -39,8 +39,8 @@ def expected() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def no_trial_pauses_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine one finds that drafting does not pay; tests here wait for candidates."""
-    monkeypatch.setattr(DraftingTrial, "drafting", True)
+    """On a busy machine one finds that drafting slows steps; tests here wait for candidates."""
+    monkeypatch.setattr(DraftingTrial, "observe", lambda trial, step: None)
 
 
 @asynccontextmanager

@@ -92,7 +92,8 @@ class StepPlan:
 
 
 class Planner:
-    """Plans steps over sessions and learns from their outcomes. Changes only `choice` of a session, its cache."""
+    """Plans steps over sessions and learns from their outcomes. Of a session it changes only `choice`, its cache, and
+    `paying`."""
 
     def __init__(
         self,
@@ -289,15 +290,34 @@ class Planner:
         """Why drafters pause (`WaitPolicy.pause_cause`); empty while they draft."""
         return self._wait_policy.pause_cause
 
+    @property
+    def drafting_slowdown(self) -> float:
+        """Seconds that steps take with drafting for each second without, candidates aside."""
+        return self._wait_policy.drafting_slowdown
+
+    def open_session(self, session: Session) -> None:
+        """The session begins, before its drafters know it."""
+        if not self._limits.always_speculate:
+            session.paying = self._wait_policy.new_session(session.request.tenant)
+
     def observe_step(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
         """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
         step that its rejected candidates took."""
         if plan.decoding:
             self._prompt_room.observe_plain(timing.tokens, timing.sessions, timing.seconds)
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
+            drafted = [each.session for each in plan.step if self._drafted(each.session)]
+            drafting = sum(session.drafting for session in drafted)
             changed = self._wait_policy.observe_step(
-                plan, timing.tokens, timing.seconds + timing.waited, self._compared(plan, timing, outcomes), plan.others
+                plan,
+                timing.tokens,
+                timing.seconds + timing.waited,
+                self._compared(drafting, timing, outcomes),
+                plan.others,
+                none_drafts=bool(drafted) and not drafting,
             )
+            if not changed:
+                self._observe_drafting(plan, timing, outcomes)
         else:
             self._observe_prompts(plan, timing)
             changed = self._wait_policy.observe_prefill_step()
@@ -318,17 +338,30 @@ class Planner:
         pairs = sum(len(scheduled.pending) * scheduled.computed for scheduled in prompts)
         self._prompt_room.observe(own, decoding, timing.tokens, pairs, timing.seconds)
 
-    def _compared(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
-        """The step as trials of drafting see it; None where it shows nothing of drafting."""
+    def _drafted(self, session: Session) -> bool:
+        """Whether it has drafters that may draft for it."""
+        return session.request.max_draft_tokens > 0 and self._sources.has_source(session)
+
+    def _compared(self, drafting: int, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
+        """The step as trials of drafting see it; None where it shows nothing of drafting. `drafting`: sessions that
+        drafters draft for."""
         if self._limits.always_speculate:
             return None
-        sessions = [scheduled.session for scheduled in plan.step]
-        drafted = sum(
-            session.request.max_draft_tokens > 0 and self._sources.has_source(session) for session in sessions
-        )
         tokens = sum(len(it.path) + 1 for it in outcomes if isinstance(it, AcceptanceResult))
-        candidates = timing.tokens > timing.sessions
-        return compared_step(timing.sessions, drafted, tokens, timing.elapsed, candidates=candidates)
+        return compared_step(timing.sessions, drafting, tokens, timing.tokens, timing.elapsed)
+
+    def _observe_drafting(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> None:
+        """Learns for which sessions of the step drafting pays."""
+        if self._limits.always_speculate:
+            return
+        policy = self._wait_policy
+        each = policy.candidate_time(timing.tokens, timing.sessions)
+        for scheduled, outcome in zip(plan.step, outcomes, strict=True):
+            session = scheduled.session
+            if isinstance(outcome, AcceptanceResult) and self._drafted(session):
+                tokens, candidates = len(outcome.path) + 1, len(scheduled.selection)
+                if policy.observe_drafting(session.paying, tokens, candidates, each, session.request.tenant):
+                    self._sources.drafting_changed(session)
 
     def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:
         """Learns from what became of the sequence's candidates."""

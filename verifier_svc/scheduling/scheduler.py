@@ -76,9 +76,15 @@ class Scheduler:
         """Why drafters pause (`WaitPolicy.pause_cause`); empty while they draft."""
         return self._planner.pause_cause
 
+    @property
+    def drafting_slowdown(self) -> float:
+        """`WaitPolicy.drafting_slowdown`"""
+        return self._planner.drafting_slowdown
+
     def open_session(self, session: Session, request: verifier_pb2.DecodeOpen) -> None:
         """Opens the session on its sources of candidates, and decodes it from the next step on."""
         self.observer.session_opened(session, request)
+        self._planner.open_session(session)
         try:
             self._sources.attach_session(session, request.drafters)
         except BaseException:  # left half attached, it would be opened again on every link that is restored
@@ -218,7 +224,7 @@ class Scheduler:
         """Cause for which the session's tree was empty when its previous round ended."""
         if not session.miss or not session.request.max_draft_tokens:
             return verifier_pb2.MISS_CAUSE_UNSPECIFIED
-        if not self._sources.wanted:
+        if not self._sources.wants(session):
             return verifier_pb2.MISS_CAUSE_NOT_WANTED
         return session.miss if self._sources.has_source(session) else verifier_pb2.MISS_CAUSE_NO_DRAFTER
 

@@ -47,10 +47,9 @@ class CandidateSources:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[CandidateSource, asyncio.Task[None]] = {}
 
-    @property
-    def wanted(self) -> bool:
-        """Whether any candidate pays for its place in a step now."""
-        return self.context.wanted
+    def wants(self, session: DraftedSession) -> bool:
+        """Whether any candidate of the session pays for its place in a step now."""
+        return self.context.wants(session)
 
     @property
     def threshold(self) -> float:
@@ -130,7 +129,12 @@ class CandidateSources:
         self.context.threshold = threshold
         for session, sources in self._of_session.items():  # shadows' too
             for source in sources:
-                source.threshold_changed(session)
+                source.policy_changed(session)
+
+    def drafting_changed(self, session: DraftedSession) -> None:
+        """Drafters begin or cease to draft for the session."""
+        for source in self._of_session.get(session, ()):
+            source.policy_changed(session)
 
     def collect(self) -> None:
         """A step is about to be planned: candidates that can be had at once join the sessions' trees."""

@@ -134,7 +134,7 @@ class DrafterLink:
         attachment = self._by_session.get(session)
         return attachment if attachment is not None and self._expected(attachment) else None
 
-    def threshold_changed(self, session: DraftedSession) -> None:
+    def policy_changed(self, session: DraftedSession) -> None:
         attachment = self._by_session.get(session)
         if attachment is not None:
             self._send(attachment, policy=self._policy(session))
@@ -334,7 +334,7 @@ class DrafterLink:
         )
 
     def _policy(self, session: DraftedSession) -> drafter_pb2.DraftPolicy:
-        wanted = session.request.max_draft_tokens if self._context.wanted else 0
+        wanted = session.request.max_draft_tokens if self._context.wants(session) else 0
         return drafter_pb2.DraftPolicy(max_nodes=AHEAD * wanted, min_path_probability=self._context.threshold)
 
 

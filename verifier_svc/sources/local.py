@@ -157,7 +157,7 @@ class LocalSource:
         attachment = self._sessions.get(session)
         return attachment if attachment is not None and self._expected(attachment) else None
 
-    def threshold_changed(self, session: DraftedSession) -> None:
+    def policy_changed(self, session: DraftedSession) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:
             attachment.drafting.policy = self._policy(session)
@@ -197,7 +197,9 @@ class LocalSource:
         threshold = self._context.threshold
         if self._need is not None and threshold <= LEVELS[0]:
             threshold = min(threshold, UNLIKELY)
-        return DraftPolicy(self._ahead * session.request.max_draft_tokens if self._context.wanted else 0, threshold)
+        return DraftPolicy(
+            self._ahead * session.request.max_draft_tokens if self._context.wants(session) else 0, threshold
+        )
 
     def _check(self, session: DraftedSession) -> None:
         """Raises FailedPrecondition or ResourceExhausted for a session that the method cannot serve."""
@@ -223,7 +225,7 @@ class LocalSource:
     def _expected(self, attachment: LocalSession) -> bool:
         """Whether a step may wait for candidates of the proposer."""
         session, drafting = attachment.session, attachment.drafting
-        if not self._context.wanted or not session.request.max_draft_tokens or drafting.no_room:
+        if not self._context.wants(session) or not session.request.max_draft_tokens or drafting.no_room:
             return False
         if len(session.tokens) >= self._max_length:
             return False

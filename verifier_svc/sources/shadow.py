@@ -72,6 +72,8 @@ class Double:
     """What sources need of a session, with nothing in it that the session itself looks at."""
 
     served = False
+    drafting = True
+    """It is scored whatever the served drafters gain."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.request = replace(session.request, stream=_Log(session.request.id, name))

@@ -65,8 +65,8 @@ class CandidateSource(Protocol):
         """Whether all its candidates for a round come in one proposal, soon after the commit before."""
         ...
 
-    def threshold_changed(self, session: DraftedSession) -> None:
-        """Candidates need another path probability now (`SourceContext.threshold`)."""
+    def policy_changed(self, session: DraftedSession) -> None:
+        """Candidates need another path probability now, or are wanted no more or again (`SourceContext.wants`)."""
         ...
 
     def quarantine(self, session: DraftedSession, error: SlipstreamError) -> None:
@@ -97,10 +97,9 @@ class SourceContext:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Numbers for attachments, none of which is used twice."""
 
-    @property
-    def wanted(self) -> bool:
-        """Whether any candidate pays for its place in a step now."""
-        return self.threshold < PAUSE
+    def wants(self, session: DraftedSession) -> bool:
+        """Whether any candidate of the session pays for its place in a step now."""
+        return self.threshold < PAUSE and session.drafting
 
     def graft(self, session: DraftedSession, frame: Frame) -> int:
         """Adds a checked frame to the session's tree; returns how many candidates it brought, new ones or agreement

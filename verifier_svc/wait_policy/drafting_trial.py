@@ -1,29 +1,31 @@
-"""Finds out by trial whether drafting pays: pauses it for some steps, and compares what is committed with and without.
+"""Finds out by trial how much longer steps take because drafters draft, candidates aside: the *slowdown*.
 
 A price (`draft_threshold`) holds what candidates cost the verifier's own steps. Where drafters, gateway and clients run
 on the verifier's cores, drafting also takes the time of those cores, and no cost curve shows that. So the verifier
-measures: a *trial* is some steps of the other kind (without drafting while it is on, with it while it is off) right
-after as many or more of the present kind.
+measures: for a *trial* all drafters pause for some steps, right after as many or more steps with drafting. Whether
+drafting pays for a session is another question: its own rounds show what it gains (`session_drafting`).
 
-**Like with like.** The sessions of a step change all the time. So a step is measured against a plain one of as many
-sessions, whose duration the cost curve predicts: it commits `tokens / sessions` plain steps' worth of tokens in
-`seconds / plain` plain steps' time, and the efficiency of several steps is the sum of the former over that of the
-latter. Both sides of a comparison take the same curve, so what is wrong with its level cancels. The first steps after
-a switch are not measured: candidates of before are still there, or none have come yet. What was found holds for about
-so many sessions; for half or twice as many it is found anew.
+**Like with like.** Sessions and candidates of a step change all the time, and texts differ. So a step is measured
+against the duration that the cost curve predicts for its tokens and sessions, and the slowdown is the ratio of measured
+to predicted seconds with drafting, over that ratio in the trial. Tokens committed play no part in it. Both sides take
+the same curve, so what is wrong with its level cancels. The first steps after a switch are not measured: candidates of
+before are still there, or none have come yet. What was found holds for about so many sessions; for half or twice as
+many it is found anew.
 
-**Noise.** Each trial gives the logarithm of a ratio of efficiencies. Trials follow each other until their mean is
-further from zero than its standard error, so that one accident decides nothing; to change what is done it must exceed
-LEAST_GAIN too.
+**Noise.** Each trial gives the logarithm of a slowdown, in which a step that took much longer than others counts as
+ACCIDENT times their median. Trials follow each other until their mean differs from what drafting gains, as the steps
+before the trials showed it, by more than its standard error; that it gains less than it slows, no single one decides.
 
 **What trials cost.** A decided question rests until what its trials lost is SHARE of the time since. So a clear answer
 is asked for rarely, and one near a draw often, where asking costs nothing. Before the first trial the cost curve says
-what a plain step would lose: where drafting clearly beats the prediction, that one is late too.
+what a plain step would lose: where drafting clearly beats the prediction, that one is late too. Where no session drafts
+any more when the rest ends, the slowdown is forgotten: sessions draft, and it is found again.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,18 +37,18 @@ LATEST = 32
 TRIED = 32
 """Measured steps of a trial."""
 BEFORE = 64
-"""Measured steps of the present kind that it is compared with: they cost nothing, and texts differ."""
+"""Measured steps with drafting that it is compared with: they cost nothing."""
 TRIAL = SETTLE + TRIED + SETTLE
 """Steps that lose by a trial: after it, trees have to grow again."""
 MOST_OTHERS = 4 * TRIAL
 """Steps in a trial that cannot be compared, after which it is given up."""
 MOST_TRIALS = 8
-"""Trials for one answer; if they give none, what is done stays."""
-LEAST_GAIN = 0.03
-"""Logarithm of the ratio that is worth a change."""
-DEVIATION = 0.15
+"""Trials for one answer; their mean is it then."""
+DEVIATION = 0.1
 """Standard deviation of a trial's logarithm that is assumed at first; it counts as one trial's."""
-MOST_RATIO = 0.7
+ACCIDENT = 4.0
+"""Times the median duration that a step counts as at most: something else stopped the process."""
+MOST_SLOWDOWN = 0.7
 """Bound of a trial's logarithm: a factor of two is an accident or clear enough."""
 SHARE = 0.005
 """Share of all time that trials may lose."""
@@ -59,30 +61,33 @@ NEAR = 0.75
 
 
 class ComparedStep(NamedTuple):
-    """A step without prefill, half of whose sessions or more are speculated for."""
+    """A step without prefill, for half of whose sessions or more drafters draft, or would but for a trial."""
 
     sessions: int
     tokens: int
     """Committed."""
+    computed: int
+    """The step's own: one for each session, and its candidates."""
     seconds: float
     """From the end of the step before to its own, waits included."""
-    candidates: bool
-    """True if the step verified candidates."""
+
+    @property
+    def candidates(self) -> bool:
+        """Whether it verified any."""
+        return self.computed > self.sessions
 
 
-def compared_step(
-    sessions: int, speculating: int, tokens: int, seconds: float, *, candidates: bool
-) -> ComparedStep | None:
-    """The step as trials see it; None where fewer than half of its sessions are speculated for: it shows nothing of
-    drafting."""
-    return ComparedStep(sessions, tokens, seconds, candidates) if 2 * speculating >= sessions else None
+def compared_step(sessions: int, drafting: int, tokens: int, computed: int, seconds: float) -> ComparedStep | None:
+    """The step as trials see it; None where drafters draft for fewer than half of its sessions: it shows nothing."""
+    return ComparedStep(sessions, tokens, computed, seconds) if 2 * drafting >= sessions else None
 
 
 @dataclass(slots=True)
-class LoadVerdict:
-    """What is done at one load, and the trials since that was decided."""
+class LoadAnswer:
+    """The slowdown at one load, and the trials since it was found."""
 
-    drafting: bool
+    slowdown: float = 0.0
+    """Its logarithm; 0 before the first answer."""
     rest: float | None = None
     """Plain steps' time before the next trial; None before the first answer."""
     passed: float = 0.0
@@ -90,21 +95,23 @@ class LoadVerdict:
     lost: float = 0.0
     """Plain steps' time that the trials since the last answer cost."""
     results: list[float] = field(default_factory=list)
-    """Logarithms of these trials: the efficiency in each over that before it."""
+    """Logarithms of the slowdown that these trials found."""
+    gains: list[float] = field(default_factory=list)
+    """Logarithms of what drafting gained before each of them, by the cost curve."""
 
 
 class DraftingTrial:
-    def __init__(self, plain_s: Callable[[int], float]) -> None:
-        """`plain_s` gives the seconds of a step of so many sessions without candidates."""
-        self._plain_s = plain_s
+    def __init__(self, step_s: Callable[[int, int], float]) -> None:
+        """`step_s` gives the seconds of a step from its tokens and sessions."""
+        self._step_s = step_s
         self._load: int | None = None
         """Binary logarithm of the sessions that the present answer is for."""
         self._sessions = 0.0
-        self._answer = LoadVerdict(drafting=True)
-        self._answers: dict[int, LoadVerdict] = {}
+        self._answer = LoadAnswer()
+        self._answers: dict[int, LoadAnswer] = {}
         """By load."""
         self.trying = False
-        """Whether a trial is under way."""
+        """Whether a trial is under way: drafters pause."""
         self._measured: list[ComparedStep] = []
         self._before: list[ComparedStep] = []
         """What was measured before the trial."""
@@ -116,13 +123,13 @@ class DraftingTrial:
         """Whether candidates have come since then."""
 
     @property
-    def drafting(self) -> bool:
-        """Whether drafters are to draft now."""
-        return self._answer.drafting is not self.trying
+    def slowdown(self) -> float:
+        """Seconds that steps of as many sessions take for each second that they would take without drafting."""
+        return math.exp(self._answer.slowdown)
 
     def observe(self, step: ComparedStep) -> None:
         self._follow_load(step.sessions)
-        passed = step.seconds / max(self._plain_s(step.sessions), 1e-9)
+        passed = step.seconds / max(self._step_s(step.sessions, step.sessions), 1e-9)
         self._answer.passed += passed
         self._time += passed
         self._count += 1
@@ -137,19 +144,23 @@ class DraftingTrial:
             self._look()
 
     def observe_other(self) -> None:
-        """A step that cannot be compared: with prefill, or most of its sessions without speculation."""
+        """A step that cannot be compared: with prefill, or most of its sessions are not drafted for."""
+        answer = self._answer
+        answer.passed += 1.0  # a plain step, or nearly
         if self.trying:
             self._others += 1
             if self._others > MOST_OTHERS:
                 self.give_up()
+        elif answer.slowdown and answer.rest is not None and answer.passed >= answer.rest:
+            answer.slowdown = 0.0
 
     def hold(self, sessions: int) -> None:
-        """A step that shows nothing, because one tenant has most of it: what is done is what was found for as many
+        """A step that shows nothing, because one tenant has most of it: the slowdown is what was found for as many
         sessions as the others have."""
         self.give_up()
         self._sessions = max(1.0, float(sessions))
         self._load = round(math.log2(self._sessions))
-        self._answer = self._answers.setdefault(self._load, LoadVerdict(drafting=True))
+        self._answer = self._answers.setdefault(self._load, LoadAnswer())
 
     def give_up(self) -> None:
         """Ends a trial without a result; what was measured is dropped."""
@@ -162,7 +173,7 @@ class DraftingTrial:
     def _settled(self) -> bool:
         if self._count <= SETTLE:
             return False
-        return self._came or not self.drafting or self._count > LATEST
+        return self._came or self.trying or self._count > LATEST
 
     def _follow_load(self, sessions: int) -> None:
         self._sessions += (sessions - self._sessions) * (WEIGHT if self._load is not None else 1.0)
@@ -170,8 +181,8 @@ class DraftingTrial:
         if self._load is None or abs(exact - self._load) > NEAR:
             self.give_up()
             self._load = round(exact)
-            # A load that was never there begins with what was done last.
-            self._answer = self._answers.setdefault(self._load, LoadVerdict(self._answer.drafting))
+            # A load that was never there begins with what was found last.
+            self._answer = self._answers.setdefault(self._load, LoadAnswer(self._answer.slowdown))
 
     def _start_measuring(self) -> None:
         self._measured.clear()
@@ -181,9 +192,10 @@ class DraftingTrial:
         """Enough is measured to compare a trial with."""
         answer, rest = self._answer, self._answer.rest
         if rest is None:
-            # Drafting would lose what it commits beyond the plain steps that the curve predicts.
-            lost = max(0.0, 1.0 - 1.0 / self._efficiency(self._measured)) if answer.drafting else 0.0
-            rest = TRIAL * lost / SHARE
+            # A trial would lose what drafting commits beyond the plain steps that the curve predicts.
+            plain = sum(step.seconds / max(self._step_s(step.sessions, step.sessions), 1e-9) for step in self._measured)
+            tokens = sum(step.tokens / step.sessions for step in self._measured)
+            rest = TRIAL * max(0.0, 1.0 - plain / tokens) / SHARE
         self._before, self._measured = self._measured, []
         if answer.passed >= rest:
             self._start_measuring()
@@ -192,29 +204,42 @@ class DraftingTrial:
     def _end_trial(self) -> None:
         answer = self._answer
         # Both by the curve of now: it has learnt from the trial's steps.
-        result = math.log(self._efficiency(self._measured) / self._efficiency(self._before))
-        answer.results.append(min(max(result, -MOST_RATIO), MOST_RATIO))
+        slowdown = math.log(self._duration(self._before) / self._duration(self._measured))
+        answer.results.append(min(max(slowdown, -MOST_SLOWDOWN), MOST_SLOWDOWN))
+        answer.gains.append(math.log(self._gain(self._before)))
+        net = [gain - result for gain, result in zip(answer.gains, answer.results, strict=True)]
         # Those that could not be compared passed in plain steps' time each, about, and trees have to grow again.
-        answer.lost += (self._time + self._others + SETTLE) * (1.0 - math.exp(answer.results[-1]))
+        answer.lost += (self._time + self._others + SETTLE) * (1.0 - math.exp(-net[-1]))
         answer.passed = 0.0
-        mean, error = mean_and_error(answer.results)
-        better = len(answer.results) > 1 and mean - error > LEAST_GAIN
-        if better:
-            answer.drafting = not answer.drafting
-            answer.lost = TRIAL * (1.0 - math.exp(-mean))  # what a trial of what was done until now will cost
+        mean, error = mean_and_error(net)
         self.trying = False
-        if better or mean + error < 0.0 or len(answer.results) == MOST_TRIALS:
-            answer.rest = max(REST, answer.lost / SHARE)
+        if mean > error or (mean < -error and len(net) > 1) or len(net) == MOST_TRIALS:
+            answer.slowdown = max(0.0, sum(answer.results) / len(answer.results))
+            # Where drafting does not pay, to find that again takes as many steps with drafting.
+            again = len(net) * (SETTLE + BEFORE) * (1.0 - math.exp(mean))
+            answer.rest = max(REST, answer.lost / SHARE, again / SHARE)
             answer.lost = 0.0
             answer.results.clear()
+            answer.gains.clear()
         else:
             answer.rest = 0.0
         self._start_measuring()
 
-    def _efficiency(self, steps: Sequence[ComparedStep]) -> float:
-        """1 is what the cost curve predicts of plain steps."""
+    def _duration(self, steps: Sequence[ComparedStep]) -> float:
+        """Seconds of the steps over those that the cost curve predicts, on average."""
+        ratios = [step.seconds / max(self._step_s(step.computed, step.sessions), 1e-9) for step in steps]
+        most = ACCIDENT * statistics.median(ratios)
+        return max(sum(min(ratio, most) for ratio in ratios) / len(ratios), 1e-9)
+
+    def _gain(self, steps: Sequence[ComparedStep]) -> float:
+        """Tokens that drafting commits for each that plain steps would, if it took no more than the curve predicts."""
         tokens = sum(step.tokens / step.sessions for step in steps)
-        return tokens / max(sum(step.seconds / max(self._plain_s(step.sessions), 1e-9) for step in steps), 1e-9)
+        predicted = self._step_s
+        plain = sum(
+            predicted(step.computed, step.sessions) / max(predicted(step.sessions, step.sessions), 1e-9)
+            for step in steps
+        )
+        return max(tokens, 1e-9) / max(plain, 1e-9)
 
 
 def mean_and_error(results: Sequence[float]) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 It measures three things over steps and rounds: tokens committed a second, the share of candidates that are accepted,
 and how many tokens a wait brought for each that was expected. `wait_time` has the formula, `draft_threshold` the price
-of a candidate, and `drafting_trial` finds out whether drafting pays at all, by what is committed with and without it.
+of a candidate, `drafting_trial` finds out how much drafting slows steps, and `session_drafting` which sessions it pays
+for in spite of that.
 Nothing here does I/O or reads a clock, so that the capacity simulation (`capacity`) waits by these very rules.
 """
 
@@ -18,6 +19,7 @@ from slipstream.tenants import PerTenant
 from verifier_svc.wait_policy.arrival_times import DelayDistribution, delay_bin
 from verifier_svc.wait_policy.draft_threshold import PAUSE, DraftThreshold
 from verifier_svc.wait_policy.drafting_trial import ComparedStep, DraftingTrial
+from verifier_svc.wait_policy.session_drafting import SessionDrafting, TenantDrafting
 from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
 Key = TypeVar("Key")
@@ -34,8 +36,8 @@ SAMPLE_WEIGHT = 0.2
 """Weight of a new sample in a running average."""
 
 PAUSE_CAUSES = ("price", "slower", "trial")
-"""Why drafters pause: a candidate costs what it brings; trials found fewer tokens a second with drafting; one is under
-way."""
+"""Why drafters pause: a candidate costs what it brings; no session gains as much as drafting slows it; a trial without
+drafting is under way."""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,10 @@ class WaitPolicy(Generic[Key]):
         self._max_wait_s = max_wait_s
         self._step_s = seconds
         self._draft_threshold = DraftThreshold(threshold)
-        self._trial = DraftingTrial(lambda sessions: seconds(sessions, sessions))
+        self._trial = DraftingTrial(seconds)
+        self._drafting = PerTenant(TenantDrafting)
+        self._none_drafts = False
+        """Whether drafting pays for no session of the last step."""
         self._gain_ratio = GainRatio[Key]()
         self._acceptance = PerTenant(lambda: RunningAverage(FIRST_ACCEPTANCE))
         self._tokens, self._seconds = RunningAverage(), RunningAverage()
@@ -109,16 +114,41 @@ class WaitPolicy(Generic[Key]):
     def threshold(self) -> float:
         """Path probability that candidates must have to be worth sending; PAUSE where drafting does not pay, and in
         trials without it."""
-        return self._draft_threshold.threshold if self._trial.drafting else PAUSE
+        return PAUSE if self._trial.trying else self._draft_threshold.threshold
+
+    @property
+    def drafting_slowdown(self) -> float:
+        """Seconds that steps take with drafting for each second without, candidates aside."""
+        return self._trial.slowdown
 
     @property
     def pause_cause(self) -> str:
         """Which of PAUSE_CAUSES holds; empty while drafters draft."""
         if self._draft_threshold.threshold == PAUSE:
             return "price"
-        if self._trial.drafting:
-            return ""
-        return "trial" if self._trial.trying else "slower"
+        if self._trial.trying:
+            return "trial"
+        return "slower" if self._none_drafts else ""
+
+    def new_session(self, tenant: str = "") -> SessionDrafting:
+        """Whether drafters draft for a session of the tenant that begins."""
+        return SessionDrafting(self._drafting[tenant].may_try(self._trial.slowdown))
+
+    def candidate_time(self, tokens: int, sessions: int) -> float:
+        """Time that each candidate of a step of `tokens` adds to its session's round, in plain rounds: as if all
+        sessions of the step had as many."""
+        plain_s = max(self._step_s(sessions, sessions), 1e-9)
+        added = max(0.0, self._step_s(tokens, sessions) / plain_s - 1.0)
+        return added * sessions / max(1, tokens - sessions)
+
+    def observe_drafting(
+        self, session: SessionDrafting, tokens: int, candidates: int, candidate_time: float, tenant: str = ""
+    ) -> bool:
+        """Records that a round of a session of the tenant committed `tokens` by means of so many candidates
+        (`candidate_time` of its step). Returns whether drafters begin or cease to draft for the session."""
+        if self.threshold == PAUSE:  # it shows nothing
+            return False
+        return session.observe(tokens, candidates, candidate_time, self._trial.slowdown, self._drafting[tenant])
 
     def observe_round(self, accepted: int, rejected: bool, tenant: str = "") -> None:
         """Counts accepted candidates of a session of the tenant; `rejected`: one behind them was not accepted."""
@@ -131,12 +161,15 @@ class WaitPolicy(Generic[Key]):
         seconds: float,
         compared: ComparedStep | None = None,
         others: PricedStep | None = None,
+        *,
+        none_drafts: bool = False,
     ) -> bool:
         """Records a step of `tokens` tokens that took `seconds`, waiting included. `compared`: the step as trials of
         drafting see it; None where it shows nothing of drafting. `others`: of several tenants, the step without the one
-        that has the most of it, by which candidates are priced: else that one would cost the others theirs. Returns
-        whether the threshold changed."""
+        that has the most of it, by which candidates are priced: else that one would cost the others theirs.
+        `none_drafts`: drafting pays for none of its sessions. Returns whether the threshold changed."""
         before = self.threshold
+        self._none_drafts = none_drafts
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
         priced = others or PricedStep(step.sessions, tokens, self._rate(step), held=False)

@@ -47,7 +47,7 @@ def test_a_drafter_that_is_away_and_a_pause_are_told() -> None:
     first, ngram, model, pause = model_lines([served])
     assert first.startswith("toy: 2 verifiers, 1 away,") and ngram == "  ngram (no model): drafts, 2 of 3 replicas"
     assert model == "  model (toy): away"
-    assert pause == "  drafting pauses on 1 of 2: trials found fewer tokens a second with drafting"
+    assert pause == "  drafting pauses on 1 of 2: no text of now gains as much as drafting slows its steps"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""For which sessions drafters draft, on made-up texts: what is gained, and what trying costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from verifier_svc.wait_policy.session_drafting import (
+    CREDIT,
+    LEAST,
+    PAUSED,
+    SETTLE,
+    TRIED,
+    SessionDrafting,
+    TenantDrafting,
+)
+
+
+def nothing(round: int) -> int:
+    """Tokens of a round of a text that drafters guess nothing of."""
+    return 1
+
+
+def copied(round: int) -> int:
+    return 3
+
+
+def quoting(round: int) -> int:
+    """An answer that begins to quote its prompt."""
+    return 1 if round < 100 else 3
+
+
+@dataclass
+class Decoding:
+    """Sessions of one tenant, one after another, on a verifier that drafting slows."""
+
+    slowdown: float
+    tenant: TenantDrafting = field(default_factory=TenantDrafting)
+    tokens: int = 0
+    time: float = 0.0
+
+    def run(self, text: Callable[[int], int], rounds: int) -> list[bool]:
+        """Whether each round of a new session was one with drafting; its candidates cost nothing."""
+        session, drafted = SessionDrafting(self.tenant.may_try(self.slowdown)), list[bool]()
+        for round in range(rounds):
+            drafting = session.drafting
+            tokens = text(round) if drafting else 1
+            drafted.append(drafting)
+            self.tokens += tokens
+            self.time += self.slowdown if drafting else 1.0
+            session.observe(tokens, tokens - 1, 0.0, self.slowdown, self.tenant)
+        return drafted
+
+
+def test_where_drafting_slows_nothing_every_session_drafts() -> None:
+    assert all(Decoding(LEAST).run(nothing, 1000))
+
+
+def test_a_text_that_gains_nothing_pauses_and_the_next_one_drafts() -> None:
+    """What one text gains says little of another."""
+    decoding = Decoding(1.07)
+    for _ in range(3):
+        drafted = decoding.run(nothing, 80)
+        assert drafted == [True] * (SETTLE + TRIED) + [False] * PAUSED + drafted[SETTLE + TRIED + PAUSED :]
+        assert all(decoding.run(copied, 80))
+
+
+def test_a_text_that_begins_to_quote_its_prompt_is_tried_again() -> None:
+    drafted = Decoding(1.1).run(quoting, 400)
+    assert not all(drafted[:100]) and all(drafted[300:])
+
+
+@pytest.mark.parametrize("slowdown", [1.05, 1.3, 2.0])
+@pytest.mark.parametrize("rounds", [64, 1000])
+def test_tries_in_vain_lose_a_hundredth(slowdown: float, rounds: int) -> None:
+    decoding = Decoding(slowdown)
+    total = 0
+    while decoding.tenant.credit > 0.0 and total < 20_000:  # what a tenant may lose at first
+        decoding.run(nothing, rounds)
+        total += rounds
+    decoding.tokens, decoding.time = 0, 0.0
+    for _ in range(20_000 // rounds):
+        decoding.run(nothing, rounds)
+    assert decoding.tokens / decoding.time > 0.98
+
+
+def test_a_tenant_loses_a_bounded_number_of_rounds_before_it_is_known() -> None:
+    decoding = Decoding(2.0)
+    while decoding.tenant.credit > 0.0:
+        decoding.run(nothing, 20)
+    assert decoding.time - decoding.tokens < 4 * CREDIT
+
+
+def test_a_tenant_whose_texts_gain_need_not_ask() -> None:
+    decoding = Decoding(1.5)
+    for _ in range(4):
+        decoding.run(copied, 200)
+    decoding.tenant.credit = -1.0
+    assert all(decoding.run(copied, 50))
+    decoding.tenant.gain = 1.0
+    assert not any(decoding.run(copied, 50))  # until its rounds have earned a try
+
+
+def test_candidates_that_cost_what_they_gain_do_not_pay() -> None:
+    session, tenant = SessionDrafting(), TenantDrafting()
+    for _ in range(SETTLE + TRIED):
+        session.observe(2, 8, 0.125, 1.05, tenant)
+    assert not session.drafting
+    session = SessionDrafting()
+    for _ in range(SETTLE + TRIED):
+        session.observe(2, 8, 0.05, 1.05, tenant)
+    assert session.drafting
+
+
+def test_rounds_before_the_first_candidates_do_not_count() -> None:
+    session, tenant = SessionDrafting(), TenantDrafting()
+    for _ in range(SETTLE):
+        session.observe(1, 0, 0.0, 1.1, tenant)
+    for _ in range(TRIED):
+        session.observe(2, 4, 0.1, 1.1, tenant)
+    assert session.drafting and tenant.credit > CREDIT - 1.0  # what the first rounds took too long
+
+
+def test_drafting_that_slows_no_more_goes_on_at_once() -> None:
+    session, tenant = SessionDrafting(), TenantDrafting()
+    while session.drafting:
+        session.observe(1, 0, 0.0, 1.5, tenant)
+    assert session.observe(1, 0, 0.0, 1.0, tenant) and session.drafting
