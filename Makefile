@@ -106,7 +106,7 @@ test-gpu: setup ## The embedded engine on a GPU (on a machine with CUDA)
 	GPU_REQUIRED=1 $(BIN)/python -m pytest -q tests/gpu
 
 # KUBEBUILDER_ASSETS=FOLDER: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, otelcol and jaeger. As root, with
-# kubectl, npm, iproute2, util-linux and a Valkey or Redis; what is missing is named, and fails it.
+# kubectl, npm, iproute2, util-linux, prometheus and a Valkey or Redis; what is missing is named, and fails it.
 # SHORT=1: accepted, ready, applied twice and installed twice, without rollouts and lost nodes.
 test-cluster: setup ## The manifests on a real Kubernetes control plane, pods as processes (KUBEBUILDER_ASSETS=FOLDER)
 	$(BIN)/python -m tests.cluster $(if $(SHORT),-m "not slow")

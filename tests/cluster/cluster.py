@@ -25,6 +25,7 @@ PATIENCE = min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 """How many times longer things take here than alone: other work has its share of the cores. Whatever takes longer than
 six times is not waited for."""
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
+APP = "app.kubernetes.io/name"
 COMMAND_S = 120.0
 QUIET_S = 90.0
 
@@ -82,6 +83,11 @@ class Cluster:
     def pods(self, namespace: str) -> dict[str, Object]:
         return self.objects(namespace, "pods", "v1")
 
+    def names(self, namespace: str, app: str = "") -> set[str]:
+        """Of pods that have not been deleted, of one application or all."""
+        found = self.pods(namespace).items()
+        return {name for name, pod in found if runs(pod) and app in ("", pod["metadata"]["labels"].get(APP))}
+
     def available(self, namespace: str) -> bool:
         """Whether every Deployment and StatefulSet has the pods that it should, all of its present template. Raises
         AssertionError where a pod can never run here."""
@@ -130,6 +136,10 @@ class Cluster:
                 finally:
                     out, _ = process.communicate(timeout=COMMAND_S)
                     seen.update(json.loads(out))
+
+
+def runs(pod: Object) -> bool:
+    return "deletionTimestamp" not in pod["metadata"]
 
 
 def _complete(owner: Object) -> bool:

@@ -11,7 +11,7 @@ ASSETS = "KUBEBUILDER_ASSETS"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 TELEMETRY = ("otelcol", "jaeger")
 """An OpenTelemetry collector with the contrib components, and Jaeger 2; expected in the same folder."""
-SYSTEM = ("kubectl", "npm", "ip", "unshare", "setpriv")
+SYSTEM = ("kubectl", "npm", "ip", "unshare", "setpriv", "prometheus")
 """npm brings helm (tools/helm)."""
 STORES = (("valkey-server", "valkey-cli"), ("redis-server", "redis-cli"))
 """Server and command of a store: either pair will do."""

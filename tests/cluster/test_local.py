@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.api import Object, wait
-from tests.cluster.cluster import PATIENCE, Cluster
+from tests.cluster.api import wait
+from tests.cluster.cluster import PATIENCE, Cluster, runs
 
 NAMESPACE = "slipstream"
 ROLES = ("drafter-model", "drafter-ngram", "drafter-suffix", "verifier", "gateway")
@@ -59,22 +59,22 @@ def test_verifiers_of_one_deployment_have_one_arithmetic(local: Cluster) -> None
     words = ("-c", MODELS, f"http://gateway.{NAMESPACE}:8000/v1/models")
     with local.client(NAMESPACE) as place:
         listed = json.loads(local.run(*place.inside(sys.executable, *words)))["data"]
-    assert len(_names(local, "verifier")) == 2
+    assert len(local.names(NAMESPACE, "verifier")) == 2
     assert [len(each["arithmetics"]) for each in listed if each["verifiers"]] == [1], listed
 
 
 @pytest.mark.slow
 def test_gateways_whose_store_is_wrong_replace_none_that_works(local: Cluster) -> None:
-    before = _names(local, "gateway")
+    before = local.names(NAMESPACE, "gateway")
     with local.load(NAMESPACE) as seen:
         local.kubectl("-n", NAMESPACE, "set", "env", "deployment/gateway", "GATEWAY_STORE=redis://nowhere:6379/0")
-        wait(lambda: _names(local, "gateway") - before, "a new gateway starts", 30.0)
+        wait(lambda: local.names(NAMESPACE, "gateway") - before, "a new gateway starts", 30.0)
         out = local.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/gateway", "--timeout=30s", fails=True)
         local.kubectl("-n", NAMESPACE, "rollout", "undo", "deployment/gateway")
         local.wait_available(NAMESPACE, ROLLOUT_S)
     assert "timed out" in out
     assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, [])
-    assert _names(local, "gateway") & before
+    assert local.names(NAMESPACE, "gateway") & before
 
 
 @pytest.mark.slow
@@ -84,23 +84,9 @@ def test_pods_of_a_lost_node_are_replaced_after_half_a_minute(local: Cluster) ->
     there = {name for name, pod in local.pods(NAMESPACE).items() if pod["spec"]["nodeName"] == node}
     with local.load(NAMESPACE) as seen:
         local.kubelet.lose(node)
-        seconds = wait(lambda: not there & _staying(local), f"{there} are given up", 2 * LOST_S * PATIENCE)
+        seconds = wait(lambda: not there & local.names(NAMESPACE), f"{there} are given up", 2 * LOST_S * PATIENCE)
         local.wait_available(NAMESPACE, ROLLOUT_S)
     print(f"given up after {seconds:.0f} s", seen)
     assert seconds >= LOST_S - 2 and there
     assert seen["changed"] == []  # requests that began on what is lost may fail
-    assert all(pod["spec"]["nodeName"] != node for pod in local.pods(NAMESPACE).values() if _runs(pod))
-
-
-def _names(cluster: Cluster, name: str) -> set[str]:
-    """Of pods that have not been deleted."""
-    found = cluster.pods(NAMESPACE).items()
-    return {each for each, pod in found if pod["metadata"]["labels"]["app.kubernetes.io/name"] == name and _runs(pod)}
-
-
-def _runs(pod: Object) -> bool:
-    return "deletionTimestamp" not in pod["metadata"]
-
-
-def _staying(cluster: Cluster) -> set[str]:
-    return {name for name, pod in cluster.pods(NAMESPACE).items() if _runs(pod)}
+    assert all(pod["spec"]["nodeName"] != node for pod in local.pods(NAMESPACE).values() if runs(pod))

@@ -14,15 +14,18 @@ import pytest
 
 from slipstream.client.gateway_endpoint import digest, new_key
 from tests.cluster.api import wait
-from tests.cluster.cluster import PATIENCE, Cluster
+from tests.cluster.cluster import PATIENCE, Cluster, runs
 from tests.cluster.images import ROOT
 from tests.cluster.network import Interface
 
 NAMESPACE = "team"
 KEY = new_key()
 READY_S = 60.0
+ROLLOUT_S = 180.0
+DRAIN_S = 110.0
 TRACE_S = 120.0
 """The collector decides a minute after a trace began."""
+ACCESS = {"SLIPSTREAM_API_KEY": KEY, "SLIPSTREAM_PLAINTEXT_KEY": "true"}
 HTTP = """
 import httpx, os, sys
 head = {"authorization": f"Bearer {os.environ['SLIPSTREAM_API_KEY']}", "traceparent": sys.argv[2]}
@@ -70,7 +73,7 @@ def test_requests_by_grpc_and_http_are_answered_and_their_traces_are_in_jaeger(s
     asked = [*command, "generate", "import os", "--max-tokens", "20", "--trace", "--server", gateway]
     jaeger = ["--jaeger", f"http://jaeger.{NAMESPACE}:16686", "--json"]
     env = {**standalone.environment, "SLIPSTREAM_API_KEY": KEY}
-    allowed = {**env, "SLIPSTREAM_PLAINTEXT_KEY": "true"}
+    allowed = {**env, **ACCESS}
     with standalone.client(NAMESPACE) as place:
         refused = _run(place, env, *asked)
         assert refused.returncode != 0 and "--plaintext-key" in refused.stderr
@@ -85,6 +88,54 @@ def test_requests_by_grpc_and_http_are_answered_and_their_traces_are_in_jaeger(s
             wait(lambda shown=shown: not _run(place, env, *shown).returncode, "the trace is there", TRACE_S * PATIENCE)
             names = {span["name"].split()[0] for span in json.loads(_run(place, env, *shown).stdout)["spans"]}
             assert {"session", "round", "verify", "draft"} & names, names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("secret", "wrong"), [("redis", {"password": "another"}), ("gateway-keys", {"api-keys": "alice = {"})]
+)
+def test_gateways_with_a_wrong_secret_replace_none_that_works(
+    standalone: Cluster, secret: str, wrong: Mapping[str, str]
+) -> None:
+    before = standalone.names(NAMESPACE, "gateway")
+    right = standalone.objects(NAMESPACE, "secrets", "v1")[secret]["data"]
+    with standalone.load(NAMESPACE, **ACCESS) as seen:
+        _put(standalone, secret, stringData=wrong)
+        standalone.kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/gateway")
+        wait(lambda: standalone.names(NAMESPACE, "gateway") - before, "a new gateway starts", 30.0)
+        out = standalone.kubectl(
+            "-n", NAMESPACE, "rollout", "status", "deployment/gateway", "--timeout=30s", fails=True
+        )
+        _put(standalone, secret, data=right)
+        standalone.kubectl("-n", NAMESPACE, "rollout", "undo", "deployment/gateway")
+        standalone.wait_available(NAMESPACE, ROLLOUT_S)
+    assert "timed out" in out
+    assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, [])
+    assert standalone.names(NAMESPACE, "gateway") & before
+
+
+@pytest.mark.slow
+def test_nodes_that_are_drained_disturb_no_request_and_change_no_text(standalone: Cluster) -> None:
+    """The store's among them: while its pod moves, requests wait."""
+    standalone.wait_available(NAMESPACE, ROLLOUT_S)
+    nodes = sorted({pod["spec"]["nodeName"] for pod in standalone.pods(NAMESPACE).values()})
+    store = standalone.pods(NAMESPACE)["redis-0"]["spec"]["nodeName"]
+    with standalone.load(NAMESPACE, **ACCESS) as seen:
+        for node in nodes:
+            standalone.kubectl("drain", node, "--delete-emptydir-data", f"--timeout={DRAIN_S:.0f}s")
+            standalone.wait_available(NAMESPACE, ROLLOUT_S)
+            assert not any(pod["spec"]["nodeName"] == node for pod in standalone.pods(NAMESPACE).values() if runs(pod))
+            standalone.kubectl("uncordon", node)
+    print(nodes, seen)
+    assert len(nodes) > 1 and store in nodes
+    assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, [])
+
+
+def _put(cluster: Cluster, secret: str, **data: Mapping[str, str]) -> None:
+    meta = {"name": secret, "namespace": NAMESPACE}
+    cluster.kubectl(
+        "replace", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": meta, **data})
+    )
 
 
 def _run(place: Interface, env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
