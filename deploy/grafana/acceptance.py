@@ -124,8 +124,8 @@ ACCEPTANCE = Dashboard(
             Panel(
                 "Slowdown of steps by drafting",
                 (Query("max by (job) (slipstream_drafting_slowdown)", "{{job}}"),),
-                "What drafters, gateways and clients take of the verifiers' own cores; 1 where they have others. Sessions "
-                "that gain less are not drafted for.",
+                "What drafters, gateways and clients take of the verifiers' own cores; 1 where they have others. "
+                "Sessions that gain less are not drafted for.",
             ),
             Panel(
                 "Rollback cost",

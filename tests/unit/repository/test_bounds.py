@@ -65,7 +65,7 @@ CONTAINER_ROWS: dict[tuple[str, str], Row] = {
     ("verifier_svc/tracing.py", "deque"): (1, "rounds of one traced session", "MOST_UNDER_WAY"),
     ("verifier_svc/scheduling/planner.py", "PerTenant"): (1, "acceptance", "one value each, 256 tenants"),
     ("verifier_svc/sources/shadow.py", "PerTenant"): (1, "figures of shadows", "one value each, 256 tenants"),
-    ("verifier_svc/wait_policy/wait_policy.py", "PerTenant"): (2, "acceptance, drafting", "one value each, 256 tenants"),
+    ("verifier_svc/wait_policy/wait_policy.py", "PerTenant"): (2, "acceptance, gains", "one value each, 256 tenants"),
 }
 GROWING_ROWS: dict[tuple[str, str], Row] = {
     ("gateway/api/openai/chat.py", "_answers"): (1, "choices of one request", "MOST_CHOICES"),
