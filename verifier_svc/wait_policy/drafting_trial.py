@@ -143,15 +143,17 @@ class DraftingTrial:
         elif len(self._measured) == BEFORE:
             self._look()
 
-    def observe_other(self) -> None:
-        """A step that cannot be compared: with prefill, or most of its sessions are not drafted for."""
+    def observe_other(self, sessions: int | None = None) -> None:
+        """A step that cannot be compared: most of its sessions are not drafted for, or it has prompts (None)."""
+        if sessions is not None:
+            self._follow_load(sessions)
         answer = self._answer
         answer.passed += 1.0  # a plain step, or nearly
         if self.trying:
             self._others += 1
             if self._others > MOST_OTHERS:
                 self.give_up()
-        elif answer.slowdown and answer.rest is not None and answer.passed >= answer.rest:
+        elif answer.slowdown and answer.passed >= (REST if answer.rest is None else answer.rest):
             answer.slowdown = 0.0
 
     def hold(self, sessions: int) -> None:

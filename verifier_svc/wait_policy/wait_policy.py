@@ -179,7 +179,7 @@ class WaitPolicy(Generic[Key]):
         elif priced.held:
             self._trial.hold(priced.sessions)
         elif compared is None:
-            self._trial.observe_other()
+            self._trial.observe_other(step.sessions)
         else:
             self._trial.observe(compared)
         return self.threshold != before

@@ -17,6 +17,7 @@ from verifier_svc.wait_policy.drafting_trial import (
     LATEST,
     MOST_OTHERS,
     MOST_TRIALS,
+    REST,
     SETTLE,
     TRIED,
     ComparedStep,
@@ -73,7 +74,7 @@ class Verifier:
             if paying:
                 self.trial.observe(ComparedStep(sessions, tokens, computed, seconds))
             else:
-                self.trial.observe_other()
+                self.trial.observe_other(sessions)
             self.tokens += tokens
             self.seconds += seconds
             self.trials += self.trial.trying and not trying
@@ -224,6 +225,15 @@ def test_a_slowdown_is_forgotten_where_nobody_drafts_to_find_it_again() -> None:
         steps += 1
     assert 40 * FIRST < steps < 100 * FIRST  # what finding it again costs is half a percent of that
     assert not verifier.run(4 * FIRST).pays
+
+
+def test_a_slowdown_that_another_load_had_is_forgotten_too() -> None:
+    verifier = Verifier(1.4).run(4 * FIRST, sessions=4)
+    assert not verifier.pays
+    verifier.run(100, sessions=32)
+    assert not verifier.pays
+    verifier.run(math.ceil(REST), sessions=32)
+    assert verifier.trials > 2  # of this load
 
 
 def test_the_mean_of_more_trials_is_surer() -> None:
