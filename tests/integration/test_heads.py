@@ -76,14 +76,26 @@ CASES: dict[str, dict[str, Any]] = {
     "chunked prefill": {"prefill_tokens": 16, "step_tokens": 24},
     "preemption": {"kv_tokens": 160},
 }
+SHORT_CASE = {
+    "eagle-1": "in one piece",
+    "medusa": "preemption",
+    "lookahead": "chunked prefill",
+    "dflash": "chunked prefill",
+}
+"""Of each kind in the short suite. EAGLE 3, which keeps rows of several layers and of its own, has all."""
 
 
-@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_text_is_the_one_without_heads(
-    kind: str, settings: dict[str, Any], target: Path, heads: dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(kind, case, marks=() if case == SHORT_CASE.get(kind, case) else pytest.mark.slow)
+        for kind in KINDS
+        for case in CASES
+    ],
+)
+async def test_the_text_is_the_one_without_heads(kind: str, case: str, target: Path, heads: dict[str, str]) -> None:
     """Twice each, so that the second time the prompts' blocks are shared. Greedy texts in one piece alone."""
+    settings = CASES[case]
     given = dict(settings)
     short = "kv_tokens" in given
     engine = open_engine(str(target), "float32", given.pop("kv_tokens", 4096))
