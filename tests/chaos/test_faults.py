@@ -21,7 +21,6 @@ from tests.chaos.faults import FAULTS, PAIRS
 TEXTS, TOKENS = 6, 150
 SHORT = (
     "a verifier is frozen",
-    "the store is killed with its data",
     "one of each is killed",
     "gateway and verifier are cut off for 2 s",
     "verifier and drafter are reset for 2 s",

@@ -31,6 +31,8 @@ TOKENS = 48
 PROMPTS = [[3 + (at * number) % 190 for at in range(70)] for number in (1, 7)]
 SAMPLINGS = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8, seed=11)}
 KINDS = "eagle-1", "eagle-3", "medusa", "dflash", "lookahead"
+DRAWING = "eagle-3", "medusa", "lookahead"
+"""Kinds whose draws the short suite judges: level by level, all at once, and none."""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,9 @@ async def test_a_rolled_back_session_goes_on_with_the_same_text(kind: str, targe
     assert again.token_ids == first.token_ids[5:] and again.drafted > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in DRAWING else pytest.mark.slow) for kind in KINDS]
+)
 async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_path: Path) -> None:
     """The rule `rejection`, with heads that were never trained: what they draw must not show. Lookahead draws nothing:
     the coupled rule."""
