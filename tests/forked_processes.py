@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 from slipstream.cli.serve import Role
 from slipstream.process import END_WITH_PARENT
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MOST_KEPT = (1 << 31) - 1
 MOST_DESCRIPTORS = 4096
@@ -163,6 +163,7 @@ def _run(asked: Mapping[str, Any], stdout: int, stderr: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(asked["environment"])
         _keep_memory()
+        ctypes.CDLL(None).prctl(PR_SET_NAME, asked["command"][0].encode(), 0, 0, 0)  # its command line is the parent's
         os.chdir(asked["cwd"])
         sys.path[:0] = [asked["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         module, *arguments = asked["command"]

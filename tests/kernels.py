@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -50,7 +51,11 @@ def kernels(path: Path, wide: bool, pairs: bool = False) -> Kernels:
         return found
     name, maker = f"{'pairs' if pairs else 'floats'}.so", f"-D__builtin_cpu_is(x)={int(not pairs)}"  # is it Intel's?
     level = AVX512_BF16 if pairs else AVX512
-    found = Kernels(_once(path.with_name(name), *OPTIMISED, maker), True)
+    found = Kernels(path, True)
+    if found.level == AVX512_BF16 and not pairs:  # which has the other's instructions too
+        found.level, found.multiplies_pairs = AVX512, False
+    if found.level != level:
+        found = Kernels(_once(path.with_name(name), *OPTIMISED, maker), True)
     if found.level != level:
         found = Kernels(_once(path.with_name(f"emulated_{name}"), *EMULATED, *EVERY_SET, maker), True)
     assert found.level == level and found.width == 32
@@ -58,13 +63,16 @@ def kernels(path: Path, wide: bool, pairs: bool = False) -> Kernels:
 
 
 def _once(path: Path, *options: str) -> Path:
-    return path if path.exists() else _compile(path, *options)
+    """Compiled by the first process that asks; the others wait for it."""
+    with path.with_suffix(".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        return path if path.exists() else _compile(path, *options)
 
 
 def _compile(path: Path, *options: str) -> Path:
     source = Path(compiled.__file__).with_name("kernels.c")
     fixed = ("-ffp-contract=off", "-fPIC", "-shared")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # another process may compile the same
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # a process that ends early leaves no half of a file
         made = Path(folder) / path.name
         subprocess.run([_compiler(), *fixed, *options, str(source), "-o", str(made)], check=True)
         os.replace(made, path)

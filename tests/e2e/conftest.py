@@ -14,7 +14,7 @@ import pytest
 from benchmarks.load_generator import LoadResult, run_load
 from slipstream.cli.serve import Role
 from slipstream.v1 import gateway_pb2
-from tests.forked_processes import run_command
+from tests.forked_processes import ForkedCommand, run_command
 from tests.web import CHAT_TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,21 +50,27 @@ def serving(*options: str, **settings: str) -> Iterator[str]:
 
 
 @contextmanager
+def serve_process(*options: str, **settings: str) -> Iterator[ForkedCommand]:
+    """`slipstream serve`, forked, and killed with the block if it has not ended."""
+    process = run_command(serve_command(*options)[2:], serve_environment() | settings, ROOT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@contextmanager
 def serving_both(*options: str, **settings: str) -> Iterator[tuple[str, str]]:
     """The gateway's addresses for gRPC and for HTTP."""
-    environment = serve_environment() | settings
-    process = run_command(serve_command(*options)[2:], environment, ROOT)
-    try:
+    with serve_process(*options, **settings) as process:
         line = process.stdout.readline()
         assert line.startswith("ready grpc="), line
         ready = dict(word.partition("=")[::2] for word in line.split()[1:])
         yield ready["grpc"], ready["http"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 Start = Callable[..., Awaitable[tuple[Role, str]]]

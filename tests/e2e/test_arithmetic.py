@@ -28,7 +28,7 @@ from tests.loopback import HOST, free_port
 TARGET = ROOT / "models" / "target"
 LONG, SHORT, SEEN = 160, 24, 8
 PROMPTS = 8
-"""To find one that two types continue otherwise: they differ in few texts of this length."""
+"""Tried one after another, until two types continue one otherwise: they differ in few texts of this length."""
 CLIENTS = 3
 REST_S = 0.2
 """Between a client's requests: verifiers that load need the cores."""
@@ -122,14 +122,13 @@ async def test_a_killed_verifiers_texts_are_its_own_a_typed_error_or_marked(tmp_
         runs[1] = other_weights(TARGET, tmp_path / "target"), "float32"
     async with verifiers(2) as both:
         await asyncio.gather(*(each.run(*run) for each, run in zip(both, runs, strict=True)))
-        written, where = list[dict[str, list[int]]](), {}
-        for number, each in enumerate(both):
-            async with gateway(each) as alone:
-                written.append({prompt: await alone.text(LONG, prompt) for prompt in held_out(PROMPTS, seed=3)})
-                (served,) = await alone.served(1)
-                where[served.arithmetic] = number
-        prompt = next(each for each in written[0] if written[0][each] != written[1][each])
-        own = [texts[prompt] for texts in written]
+        async with gateway(both[0]) as first, gateway(both[1]) as second:
+            where = {(await alone.served(1))[0].arithmetic: number for number, alone in enumerate((first, second))}
+            for prompt in held_out(PROMPTS, seed=3):
+                own = await asyncio.gather(first.text(LONG, prompt), second.text(LONG, prompt))
+                if own[0] != own[1]:
+                    break
+        assert own[0] != own[1], "both types write the same"
         async with gateway(*both, REHOMING_WAIT_S="6", CREDIT_TOKENS="16") as front:
             assert len(where) == len(await front.served(2)) == 2
             refusing, mixing = Answer(), Answer()

@@ -20,26 +20,27 @@ from benchmarks.prompts import held_out, request
 from slipstream.client.client import complete
 from slipstream.errors import SERVING_ENDED, Unavailable
 from slipstream.rpc.channel import channel
-from tests.e2e.conftest import ROOT, SPECULATING, UNMEASURED, serve_command, serve_environment
+from tests.e2e.conftest import ROOT, SPECULATING, UNMEASURED, serve_command, serve_environment, serve_process
 from tests.scraping import scrape
 
 TOKENS, LONG, ENDLESS = 48, 150, 1500
+ROLES = ("gateway", "verifier_svc", "drafter_svc")
 
 
 def children(parent: int) -> dict[str, int]:
-    """Running child processes by the module they run; of several the one that was started last, whatever its number:
-    numbers begin again at some time."""
+    """Running child processes by the role they run, which a forked one has as its name; of several the one that was
+    started last, whatever its number: numbers begin again at some time."""
     found: list[tuple[int, str, int]] = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             status = (folder / "stat").read_text().rpartition(")")[2].split()
-            words = (folder / "cmdline").read_bytes().split(b"\0")
+            words = {(folder / "comm").read_text().strip(), *(folder / "cmdline").read_text().split("\0")}
         except OSError:  # it ended meanwhile
             continue
-        if int(status[1]) == parent and status[0] != "Z" and b"-m" in words:
-            found.append((int(status[19]), words[words.index(b"-m") + 1].decode(), int(folder.name)))
+        if int(status[1]) == parent and status[0] != "Z":
+            found += [(int(status[19]), role, int(folder.name)) for role in words.intersection(ROLES)]
     return {module: pid for _, module, pid in sorted(found)}
 
 
@@ -47,8 +48,7 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token_and_sigterm_en
     prompts = held_out(4, seed=2)
     plain = [request(prompt, TOKENS, speculate=False, temperature=0.7, seed=3) for prompt in prompts]
     guessed = [request(prompt, TOKENS, speculate=True, temperature=0.7, seed=3) for prompt in prompts]
-    with serve("--metrics", "--dtype", "float32", "--json", **SPECULATING) as process:
-        assert process.stdout is not None
+    with serve_process("--metrics", "--dtype", "float32", "--json", **SPECULATING) as process:
         ready = json.loads(process.stdout.readline())
         server, metrics = ready["grpc"], ready["metrics"]
         assert ready["http"].startswith("127.0.0.1:")
@@ -87,8 +87,7 @@ async def test_a_verifier_that_dies_is_started_again_and_one_that_cannot_be_ends
     """Texts go on in the first case, clients hear of the end in the second."""
     target = shutil.copytree(ROOT / "models" / "target", tmp_path / "target")
     options = ("--drafter", "none", "--dtype", "float32", "--target", str(target))
-    with serve(*options, **UNMEASURED) as process:
-        assert process.stdout is not None
+    with serve_process(*options, **UNMEASURED) as process:
         server = process.stdout.readline().split()[1].removeprefix("grpc=")
         await check_that_texts_go_on_without_the_verifier(server, process.pid)
         left = children(process.pid)
@@ -126,7 +125,9 @@ async def check_that_texts_go_on_without_the_verifier(server: str, serve: int) -
 
 
 def test_a_killed_serve_leaves_no_process_behind() -> None:
-    with serve("--drafter", "ngram", **UNMEASURED) as process:  # a drafter without a model starts in half the time
+    """Here its processes are started as a user's are, and not forked."""
+    command, environment = serve_command("--drafter", "ngram"), serve_environment() | UNMEASURED
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready grpc=")
         left = set(children(process.pid).values())
@@ -149,11 +150,6 @@ def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
         )
     assert done.returncode == 1 and not done.stdout
     assert f"cannot listen on {address}" in done.stderr
-
-
-def serve(*options: str, **settings: str) -> subprocess.Popen[str]:
-    command, environment = serve_command(*options), serve_environment() | settings
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def slipstream(*words: str) -> list[str]:

@@ -26,6 +26,8 @@ async def run(command: str, servers: tuple[str, str], folder: Path) -> str:
     command = command.replace("http://127.0.0.1:8000", f"http://{http}")
     if command.startswith("slipstream "):
         command += f" --server {grpc}"
+    if command.startswith("slipstream chat "):
+        command += " --max-tokens 40"  # what an untrained model says need not end
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     made = await asyncio.create_subprocess_exec(
         "bash", "-c", command, cwd=folder, env=os.environ | {"PATH": path}, stdout=asyncio.subprocess.PIPE

@@ -168,8 +168,14 @@ WORKERS_WORDS = "Worker failed with error 'CUDA out of memory. Tried to allocate
 """What is left of an exception in a process of vLLM's."""
 
 
-@pytest.mark.parametrize("stage", ["before", "amid layers", "after the pass", "judging", "keeping"])
-@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError, Panic])
+@pytest.mark.parametrize(
+    ("error", "stage"),
+    [
+        pytest.param(error, stage, marks=() if at % 3 == number else pytest.mark.slow)
+        for at, stage in enumerate(("before", "amid layers", "after the pass", "judging", "keeping"))
+        for number, error in enumerate((RuntimeError, torch.OutOfMemoryError, Panic))
+    ],
+)
 async def test_steps_that_fail_now_and_then_change_no_text_and_end_no_session(
     target: Engine,
     truth: list[list[int]],

@@ -31,6 +31,8 @@ TOKENS = 48
 PROMPTS = [[3 + (at * number) % 190 for at in range(70)] for number in (1, 7)]
 SAMPLINGS = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8, seed=11)}
 KINDS = "eagle-1", "eagle-3", "medusa", "dflash", "lookahead"
+DRAWING = "eagle-3", "medusa", "lookahead"
+"""Kinds whose draws the short suite judges: level by level, all at once, and none."""
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +78,26 @@ CASES: dict[str, dict[str, Any]] = {
     "chunked prefill": {"prefill_tokens": 16, "step_tokens": 24},
     "preemption": {"kv_tokens": 160},
 }
+SHORT_CASE = {
+    "eagle-1": "in one piece",
+    "medusa": "preemption",
+    "lookahead": "chunked prefill",
+    "dflash": "chunked prefill",
+}
+"""Of each kind in the short suite. EAGLE 3, which keeps rows of several layers and of its own, has all."""
 
 
-@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_text_is_the_one_without_heads(
-    kind: str, settings: dict[str, Any], target: Path, heads: dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(kind, case, marks=() if case == SHORT_CASE.get(kind, case) else pytest.mark.slow)
+        for kind in KINDS
+        for case in CASES
+    ],
+)
+async def test_the_text_is_the_one_without_heads(kind: str, case: str, target: Path, heads: dict[str, str]) -> None:
     """Twice each, so that the second time the prompts' blocks are shared. Greedy texts in one piece alone."""
+    settings = CASES[case]
     given = dict(settings)
     short = "kv_tokens" in given
     engine = open_engine(str(target), "float32", given.pop("kv_tokens", 4096))
@@ -112,7 +126,9 @@ async def test_a_rolled_back_session_goes_on_with_the_same_text(kind: str, targe
     assert again.token_ids == first.token_ids[5:] and again.drafted > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in DRAWING else pytest.mark.slow) for kind in KINDS]
+)
 async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_path: Path) -> None:
     """The rule `rejection`, with heads that were never trained: what they draw must not show. Lookahead draws nothing:
     the coupled rule."""

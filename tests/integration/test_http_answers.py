@@ -47,9 +47,21 @@ class Place:
         self._store, chat = MemoryBackend(), str(self._folder / "chat.jinja")
         store = MemoryStore(self._store, owner="first", ttl_s=60, lease_s=60)
         self.web = await web(setting, self._stack, self.verifier, store=store, chat_template=chat)
-        client = openai.AsyncOpenAI(base_url=f"{self.web.url}/v1", api_key="any", max_retries=0, timeout=60)
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.web.url}/v1",
+            api_key="any",
+            max_retries=0,
+            timeout=60,
+            http_client=openai.DefaultAsyncHttpxClient(verify=False),
+        )
         self.openai = await self._stack.enter_async_context(client)
-        other = anthropic.AsyncAnthropic(base_url=self.web.url, api_key="any", max_retries=0, timeout=60)
+        other = anthropic.AsyncAnthropic(
+            base_url=self.web.url,
+            api_key="any",
+            max_retries=0,
+            timeout=60,
+            http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
+        )
         self.anthropic = await self._stack.enter_async_context(other)
         return self.web
 

@@ -34,7 +34,13 @@ class Place:
         self.verifier = self._setting.verifier(script, **(verifier or {}))
         chat = str(self.folder / "chat.jinja")
         self.web = await web(self._setting, self._stack, self.verifier, chat_template=chat, **options)
-        client = anthropic.AsyncAnthropic(base_url=self.web.url, api_key=key, max_retries=0, timeout=60)
+        client = anthropic.AsyncAnthropic(
+            base_url=self.web.url,
+            api_key=key,
+            max_retries=0,
+            timeout=60,
+            http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
+        )
         self.client = await self._stack.enter_async_context(client)
         return self.web
 

@@ -34,7 +34,13 @@ class Served:
         self.verifier = self._setting.verifier(text, **options.pop("verifier", {}))
         chat = {"chat_template": str(self._template)} if template else {}
         self.web: Web = await web(self._setting, self._stack, self.verifier, **chat, **options)
-        client = openai.AsyncOpenAI(base_url=f"{self.web.url}/v1", api_key="any", max_retries=0, timeout=60)
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.web.url}/v1",
+            api_key="any",
+            max_retries=0,
+            timeout=60,
+            http_client=openai.DefaultAsyncHttpxClient(verify=False),
+        )
         self.openai = await self._stack.enter_async_context(client)
         return self
 

@@ -49,7 +49,13 @@ class Pair:
         stores = [MemoryStore(self._backend, owner=owner, ttl_s=60, lease_s=60) for owner in ("first", "second")]
         first = await web(self.setting, self._stack, self.verifier, store=stores[0], chat_template=self._chat)
         beside = await self.setting.beside(first.front, stores[1], http="127.0.0.1:0", chat_template=self._chat)
-        client = openai.AsyncOpenAI(base_url=f"{first.url}/v1", api_key="any", max_retries=0, timeout=60)
+        client = openai.AsyncOpenAI(
+            base_url=f"{first.url}/v1",
+            api_key="any",
+            max_retries=0,
+            timeout=60,
+            http_client=openai.DefaultAsyncHttpxClient(verify=False),
+        )
         self.openai = await self._stack.enter_async_context(client)
         return first, await web_of(beside, self._stack)
 

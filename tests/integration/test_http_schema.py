@@ -26,8 +26,10 @@ from tests.front import Setting
 from tests.web import CHAT_TEMPLATE, web
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
-BOUNDED = settings(
-    max_examples=8,
+EXAMPLES = 3, pytest.param(8, marks=pytest.mark.slow)
+"""Requests of each route."""
+BOUNDED = partial(
+    settings,
     derandomize=True,
     database=None,
     deadline=None,
@@ -36,7 +38,7 @@ BOUNDED = settings(
 )
 
 
-def attack(url: str, document: dict[str, Any], mode: GenerationMode) -> Counter[str]:
+def attack(url: str, document: dict[str, Any], mode: GenerationMode, examples: int) -> Counter[str]:
     """Answers of each route. Raises for an answer that is the server's fault, or that the schema does not know."""
     answers: Counter[str] = Counter()
 
@@ -51,19 +53,20 @@ def attack(url: str, document: dict[str, Any], mode: GenerationMode) -> Counter[
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
         strategy = found.ok().as_strategy(generation_mode=mode)
         with contextlib.suppress(Unsatisfiable):  # nothing can be wrong in a request that has nothing in it
-            BOUNDED(given(case=strategy)(check))()
+            BOUNDED(max_examples=examples)(given(case=strategy)(check))()
     return answers
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("mode", list(GenerationMode))
 async def test_no_request_inside_the_schema_or_outside_is_the_servers_fault(
-    setting: Setting, tmp_path: Path, mode: GenerationMode
+    setting: Setting, tmp_path: Path, mode: GenerationMode, examples: int
 ) -> None:
     (tmp_path / "chat.jinja").write_text("{# <tool_call> #}" + CHAT_TEMPLATE)
     async with AsyncExitStack() as stack:
         served = await web(setting, stack, setting.verifier(), chat_template=str(tmp_path / "chat.jinja"))
         document = (await served.client.get("/openapi.json")).json()
-        answers = await asyncio.to_thread(attack, served.url, document, mode)
+        answers = await asyncio.to_thread(attack, served.url, document, mode, examples)
     posted = {path for path, operations in document["paths"].items() if "post" in operations}
     assert answers and (posted if mode is GenerationMode.NEGATIVE else set(document["paths"])) <= set(answers)
 

@@ -39,7 +39,13 @@ class Place:
         self.verifier = self._setting.verifier(script, **options.pop("verifier", {}))
         chat = str(self._folder / "chat.jinja")
         self.web = await web(self._setting, self._stack, self.verifier, chat_template=chat, **options)
-        client = openai.AsyncOpenAI(base_url=f"{self.web.url}/v1", api_key="any", max_retries=0, timeout=60)
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.web.url}/v1",
+            api_key="any",
+            max_retries=0,
+            timeout=60,
+            http_client=openai.DefaultAsyncHttpxClient(verify=False),
+        )
         self.openai = await self._stack.enter_async_context(client)
         return self.web
 

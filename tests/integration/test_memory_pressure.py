@@ -93,7 +93,7 @@ def right(client: Client) -> bool:
     return client.output == TEXTS[client.prompt[0]][start : start + len(client.output)]
 
 
-@pytest.mark.parametrize("blocks", [24, 60])
+@pytest.mark.parametrize("blocks", [pytest.param(24, marks=pytest.mark.slow), 60])
 def test_many_times_the_room_is_asked_for_and_all_texts_are_right(blocks: int) -> None:
     """Sixty sessions of up to six blocks each."""
 
@@ -219,7 +219,7 @@ class Storm:
             gateway.peer.receive(commanded(client.number, client.epoch, credit=verifier_pb2.DecodeCredit(tokens=20)))
 
 
-@pytest.mark.parametrize("sessions", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sessions", [300, *(pytest.param(each, marks=pytest.mark.slow) for each in (1000, 10_000))])
 def test_sessions_with_cancels_and_faults_leave_every_block_free(sessions: int) -> None:
     blocks = 100
 

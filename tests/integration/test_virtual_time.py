@@ -26,6 +26,9 @@ from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
 
 WORLD = World()
+DELAYS_MS = (0, 1, 2, 5, 10, 20, 50)
+SHORT = {(0, 8), (2, 4), (10, 8), (50, 4), (50, 8)}
+"""Delays and candidates of the short suite: none, some and much delay, with few candidates and many."""
 MOST_BYTES = 120
 """From drafter to verifier, for a token of output. The shipped pair sends half of that (`benchmarks.wire`)."""
 
@@ -56,8 +59,14 @@ def speculated(delay_ms: float, sessions: int, tokens: int, max_draft_tokens: in
     return outcome
 
 
-@pytest.mark.parametrize("max_draft_tokens", [4, 8])
-@pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 10, 20, 50])
+@pytest.mark.parametrize(
+    ("delay_ms", "max_draft_tokens"),
+    [
+        pytest.param(delay_ms, most, marks=() if (delay_ms, most) in SHORT else pytest.mark.slow)
+        for delay_ms in DELAYS_MS
+        for most in (4, 8)
+    ],
+)
 def test_no_delay_makes_it_slower_than_plain_decoding(delay_ms: int, max_draft_tokens: int) -> None:
     outcome = speculated(delay_ms, 1, 120, max_draft_tokens)
     assert outcome.tokens_per_s >= 1.2 * plain(WORLD, 1, 120).tokens_per_s
@@ -80,7 +89,9 @@ def test_no_step_is_held_back_for_longer_than_two(delay_ms: int, sessions: int) 
     assert max(done.bubble_us for done in outcome.rounds) <= 2 * 20_000
 
 
-@pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 10, 20, 50])
+@pytest.mark.parametrize(
+    "delay_ms", [pytest.param(each, marks=() if (each, 8) in SHORT else pytest.mark.slow) for each in DELAYS_MS]
+)
 def test_candidates_cost_few_bytes_at_any_delay(delay_ms: int) -> None:
     outcome = speculated(delay_ms, 1, 120, 8)
     assert 0 < outcome.candidate_bytes <= MOST_BYTES * outcome.tokens
@@ -129,7 +140,7 @@ def test_where_time_is_proportional_to_tokens_speculation_pauses_and_costs_nothi
     assert outcome.draft_steps <= 2.3 * outcome.steps and outcome.candidate_bytes <= 9 * outcome.tokens
 
 
-@pytest.mark.parametrize(("draft_s", "worst"), [(0.002, 0.72), (0.006, 0.46)])
+@pytest.mark.parametrize(("draft_s", "worst"), [pytest.param(0.002, 0.72, marks=pytest.mark.slow), (0.006, 0.46)])
 def test_a_drafter_that_takes_the_target_s_time_pauses_because_less_is_committed(draft_s: float, worst: float) -> None:
     """No cost curve holds what a draft pass on the target's core costs: the target waits for it. With drafting
     all the time (`worst`) a verifier commits so much of what it does without."""

@@ -66,7 +66,9 @@ def create_secrets(cluster: Cluster, env: dict[str, str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "standalone", "production", "mine"])
+@pytest.mark.parametrize(
+    "overlay", ["standalone", "mine", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gpu", "production"))]
+)
 def test_the_documents_commands_lead_to_all_objects_and_secrets(tmp_path: Path, overlay: str) -> None:
     tool("kubectl")
     folder = shown("mine", tmp_path) if overlay == "mine" else K8S / "overlays" / overlay

@@ -15,6 +15,12 @@ from slipstream.engine.sampler import fused
 from slipstream.proposers import node_choice
 
 
+@pytest.fixture
+def small_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches, copies and waits are as many as with a large one, and the bytes are multiples of the logits' own."""
+    monkeypatch.setattr(launches, "VOCABULARY", 2048)
+
+
 def test_passes_stay_within_their_budgets() -> None:
     found = launches.passes(VirtualGPU())
     assert len(found) == len(launches.PASSES) and not launches.exceeded(found)
@@ -46,6 +52,7 @@ def test_a_pass_with_one_more_launch_a_layer_exceeds_its_budget(monkeypatch: pyt
     assert len(over) == len(launches.PASSES) and all("launches" in each for each in over)
 
 
+@pytest.mark.usefixtures("small_vocabulary")
 def test_copies_from_ordinary_memory_exceed_the_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_staged", lambda host, device: host)
     over = launches.exceeded(launches.sampling_steps(VirtualGPU()))
@@ -58,6 +65,7 @@ def test_reading_back_each_result_alone_exceeds_the_budgets(monkeypatch: pytest.
     assert sum("tolist" in each for each in over) == 6
 
 
+@pytest.mark.usefixtures("small_vocabulary")
 def test_reading_a_value_back_exceeds_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fused.decide
 
@@ -70,6 +78,7 @@ def test_reading_a_value_back_exceeds_the_budget(monkeypatch: pytest.MonkeyPatch
     assert sum("_local_scalar_dense" in each for each in over) == 6
 
 
+@pytest.mark.usefixtures("small_vocabulary")
 def test_without_kernels_each_sampling_step_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's operators take, which are left for sessions under a ratio rule: they do not wait either."""
     monkeypatch.setattr(fused, "fuses", lambda logits: False)

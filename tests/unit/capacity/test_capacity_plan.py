@@ -49,14 +49,18 @@ SMALL: dict[str, Any] = {
 TABLE = Table([1, 8, 64], [1, 16], [[0.01, 0.012, 0.04], [0.02, 0.022, 0.05]])
 
 
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Less is simulated, with more luck left in it."""
+    patch.setattr(stationary, "SESSION_ROUNDS", 100)
+    patch.setattr(stationary, "LEAST_ROUNDS", 10)
+    patch.setattr(sizing, "COUNTED", 100)
+    patch.setattr(sizing, "LEAST", 50)
+    patch.setattr(sizing, "WARM", 20)
+
+
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less is simulated, with more luck left in it."""
-    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 100)
-    monkeypatch.setattr(stationary, "LEAST_ROUNDS", 10)
-    monkeypatch.setattr(sizing, "COUNTED", 100)
-    monkeypatch.setattr(sizing, "LEAST", 50)
-    monkeypatch.setattr(sizing, "WARM", 20)
+    shorten(monkeypatch)
 
 
 @pytest.fixture(scope="module")

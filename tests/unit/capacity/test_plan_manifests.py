@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,18 @@ from capacity.__main__ import plan as command
 from capacity.manifests import CO_LOCATED, chosen, scaling, share_that_is_used
 from capacity.sizing import FleetPlan, compare
 from slipstream.errors import InvalidArgument
-from tests.unit.capacity.test_capacity_plan import SMALL, parse
+from tests.unit.capacity.test_capacity_plan import SMALL, parse, shorten
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
-def plans() -> list[FleetPlan]:
+def plans(short: None) -> list[FleetPlan]:
     return compare(parse(SMALL), exact=False)
 
 

@@ -38,7 +38,7 @@ def test_what_is_there_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_tests_of_the_cluster_are_collected_by_their_command_alone() -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/cluster"]
+    words = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--confcutdir=tests/cluster", "tests/cluster"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 

@@ -42,9 +42,15 @@ CLIENT = {"grpcio", "grpcio-status", "protobuf", "typer", "rich"}
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel is unpacked, which is what installing it does."""
+    """A folder into which the wheel is unpacked, which is what installing it does. Its kernels are compiled as fast as
+    can be, since nothing here computes with them."""
     folder = tmp_path_factory.mktemp("installed")
-    wheel = build(tmp_path_factory.mktemp("wheel"), "--no-build-isolation")
+    compiler = tmp_path_factory.mktemp("compiler") / "cc"
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
+    compiler.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", str(compiler))
+        wheel = build(tmp_path_factory.mktemp("wheel"), "--no-build-isolation")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder
 

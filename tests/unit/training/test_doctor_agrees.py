@@ -18,7 +18,7 @@ from training.samples import SampleMaker
 from training.target import Target
 
 
-@pytest.mark.parametrize("kind", ["draft", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["draft", "eagle", pytest.param("medusa", marks=pytest.mark.slow)])
 def test_a_drafter_is_right_as_often_for_the_doctor_as_in_its_report(kind: str, tmp_path: Path) -> None:
     target = save_easy_target(tmp_path / "llama")
     words = Tokenizer.from_file(str(target / "tokenizer.json"))

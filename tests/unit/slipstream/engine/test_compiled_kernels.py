@@ -15,7 +15,7 @@ from tests.compiled_kernels import KERNELS
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch came without Triton")
 
 
-@pytest.mark.parametrize("capability", [75, 90], ids=["T4", "H100"])
+@pytest.mark.parametrize("capability", [pytest.param(75, id="T4", marks=pytest.mark.slow), pytest.param(90, id="H100")])
 def test_all_kernels_compile_and_fuse_no_products_with_sums(capability: int, tmp_path: Path) -> None:
     """A product and a sum that were rounded together would not be what torch's operators compute."""
     made = subprocess.run(

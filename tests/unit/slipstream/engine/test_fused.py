@@ -29,7 +29,9 @@ def test_hard_logits_under_all_settings(seed: int, monkeypatch: pytest.MonkeyPat
     assert -1 in expected and len(set(expected)) > 10
 
 
-@pytest.mark.parametrize("vocabulary", [151_936, 128_256])
+@pytest.mark.parametrize(
+    "vocabulary", [40_064, *(pytest.param(each, marks=pytest.mark.slow) for each in (128_256, 151_936))]
+)
 def test_large_vocabularies(vocabulary: int) -> None:
     chance = np.random.default_rng(vocabulary)
     logits = torch.from_numpy(chance.normal(0.0, 3.0, (5, vocabulary)).astype(np.float32)).bfloat16()

@@ -132,7 +132,14 @@ def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any)
             open_target(VerifierConfig(model="given", quantisation=quantisation))
 
 
-@pytest.mark.parametrize(("target", "draft"), [("", "int8"), ("", "int4"), ("", "int8-dynamic"), ("int8", "int4")])
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("", "int8-dynamic"),
+        ("int8", "int4"),
+        *(pytest.param("", draft, marks=pytest.mark.slow) for draft in ("int8", "int4")),
+    ],
+)
 async def test_quantised_guesses_never_change_a_token(target: str, draft: str) -> None:
     """The shipped pair in fp32, greedy and sampled."""
     answers = slowed(open_engine(str(MODELS / "target"), "float32", 4096, target))
