@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakSet
 
@@ -31,6 +31,9 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 LOCAL = "127.0.0.1:50051"
 """Address of a gateway that `slipstream serve` started."""
+NAME, NAMED_S = "dns:", 3.0
+"""What an address begins with that names several gateways, and `RetrySettings.begin_s` for it: a look at the name each
+second, and one more pod of a rollout."""
 ANSWER_S = 10.0
 """Seconds within which a gateway answers what is not a stream."""
 Call = Callable[[gateway_pb2_grpc.GatewayServiceStub], Awaitable[Any]]
@@ -145,6 +148,8 @@ class AsyncClient:
         where = tls, ca, parent, options.get("tracestate", "")
         self._endpoints = [GatewayEndpoint(address, key, *where, plaintext_key=plain) for address in addresses]
         self._retry = options.get("retry") or RetrySettings(begin_anywhere=True)
+        if any(address.startswith(NAME) for address in addresses):
+            self._retry = replace(self._retry, begin_s=max(NAMED_S, self._retry.begin_s))
         self._channels: list[grpc.aio.Channel] = []
         self._streams: WeakSet[AsyncStream] = WeakSet()
 

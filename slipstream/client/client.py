@@ -35,6 +35,9 @@ class RetrySettings:
     """Seconds without an event after which a gateway is given up; None waits for as long as the connection lives."""
     begin_anywhere: bool = False
     """A completion that the first gateway did not answer begins on another one."""
+    begin_s: float = 0.0
+    """Seconds for which, beyond one try of each gateway, a completion begins again that none answered: behind a name
+    of DNS stand several, and in a rollout none of those may be there that the name had a moment ago."""
 
 
 async def complete(
@@ -82,7 +85,7 @@ async def _restarted(
     retry: RetrySettings,
 ) -> AsyncGenerator[Piece]:
     """The pieces of one session after the other, until one ends. Each begins with the first token."""
-    lost_at, refusals, backoff = None, 0, Backoff(0.05, MOST_PAUSE_S)
+    began, lost_at, refusals, backoff = _now(), None, 0, Backoff(0.05, MOST_PAUSE_S)
     while True:
         try:
             async with aclosing(_once(channels, request, completion, retry)) as found:
@@ -96,7 +99,9 @@ async def _restarted(
                     raise
                 lost_at, request = _now(), _seeded(request, completion.seed)
                 completion.forget()
-            elif not _may_begin_again(error, retry, lost_at, refusals < len(channels)):
+            elif not _may_begin_again(
+                error, retry, lost_at, refusals < len(channels) or _now() - began < retry.begin_s
+            ):
                 raise explained_absence(error) from error
             else:
                 await backoff.wait()
