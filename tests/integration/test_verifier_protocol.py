@@ -28,7 +28,7 @@ def target(settings: str = "", kv_tokens: int = 65_536) -> Engine:
 
 @pytest.fixture
 async def server() -> AsyncIterator[VerifierServer]:
-    async with verifier(target("base_ms=5")) as server:  # slow enough for candidates to pay on a busy machine too
+    async with verifier(target("base_ms=5"), always_speculate=True) as server:  # whether it pays or not
         yield server
 
 
