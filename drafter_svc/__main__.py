@@ -1,9 +1,10 @@
-"""`python -m drafter_svc`: one drafter, configured by `DRAFTER_*`."""
+"""`python -m drafter_svc`: one drafter, configured by `DRAFTER_*`; `--help` prints what each variable means."""
 
 from __future__ import annotations
 
 from drafter_svc.config import PREFIX, DrafterConfig
 from slipstream.config import from_env
+from slipstream.config_help import helped
 from slipstream.process import run_role, tune_runtime, until_signal
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
@@ -29,4 +30,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    run_role("drafter", main())
+    if not helped("python -m drafter_svc: one drafter. It reads:", PREFIX, DrafterConfig):
+        run_role("drafter", main())

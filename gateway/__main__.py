@@ -1,5 +1,5 @@
 """`python -m gateway`: one gateway, configured by `GATEWAY_*`. With `--check` it only reports what would
-keep it from starting."""
+keep it from starting; `--help` prints what each variable means."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from gateway.config import PREFIX, GatewayConfig
 from gateway.gateway import check, serve
 from slipstream.config import from_env
+from slipstream.config_help import helped
 from slipstream.process import run_role
 from slipstream.telemetry import logs
 
@@ -19,4 +20,5 @@ async def main(checking: bool) -> None:
 
 
 if __name__ == "__main__":
-    run_role("gateway", main(sys.argv[1:] == ["--check"]))
+    if not helped("python -m gateway [--check]: one gateway. It reads:", PREFIX, GatewayConfig):
+        run_role("gateway", main(sys.argv[1:] == ["--check"]))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import typing
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 
 import drafter_svc.config
 import gateway.config
 import verifier_svc.config
+from slipstream.config_help import settings
 from slipstream.rpc.tls import TlsConfig
 from slipstream.telemetry.span_exporters import TraceConfig
 
@@ -43,34 +39,8 @@ def document() -> str:
 
 
 def table(prefix: str, kind: type) -> str:
-    meaning = dict(docstrings(kind))
-    rows = [
-        f"| `{prefix}{field.name.upper()}` | {default(field)} | {meaning.get(field.name, '')} |"
-        for field in dataclasses.fields(typing.cast("typing.Any", kind))
-    ]
+    rows = [f"| `{each.variable}` | {each.default} | {each.meaning} |" for each in settings(prefix, kind)]
     return "\n".join([HEAD, *rows])
-
-
-def docstrings(kind: type) -> Iterator[tuple[str, str]]:
-    """Fields of a class with the string below each, on one line."""
-    (tree,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(tree, ast.ClassDef)
-    for field, below in pairwise(tree.body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
-                yield name, " ".join(meaning.split())
-
-
-def default(field: dataclasses.Field[object]) -> str:
-    match field.default:
-        case dataclasses.MISSING:
-            return "must be set"
-        case "" | ():
-            return "empty"
-        case float() as number:
-            return f"`{number:g}`"
-        case other:
-            return f"`{other}`".lower()
 
 
 if __name__ == "__main__":

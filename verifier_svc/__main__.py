@@ -1,4 +1,4 @@
-"""`python -m verifier_svc`: one verifier, configured by `VERIFIER_*`."""
+"""`python -m verifier_svc`: one verifier, configured by `VERIFIER_*`; `--help` prints what each variable means."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from slipstream.config import from_env
+from slipstream.config_help import helped
 from slipstream.process import exit_on_error, run_role, tune_runtime, until_signal
 from slipstream.rpc.tls import certificates_from_env
 from slipstream.telemetry import logs
@@ -44,5 +45,5 @@ def main() -> None:
     run_role("verifier", serve(config))
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not helped("python -m verifier_svc: one verifier. It reads:", PREFIX, VerifierConfig):
     main()

@@ -23,9 +23,8 @@ class Loading:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self._clocks = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
 
-    async def watch(self, role: str, what: str, starting: Awaitable[str]) -> str:
-        """The address that the role serves at. Raises what `starting` raises."""
-        said = f"{role} loads {what}" if what else f"{role} starts"
+    async def watch(self, said: str, starting: Awaitable[str]) -> str:
+        """The address that the role serves at, which does what is `said`. Raises what `starting` raises."""
         clock, began = self._clocks.add_task(said, total=None), time.monotonic()
         task = asyncio.ensure_future(starting)
         try:

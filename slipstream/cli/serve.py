@@ -332,16 +332,20 @@ class Fleet:
         listens = {"GATEWAY_LISTEN": listen, "GATEWAY_HTTP": http}
         check = self._gateway(listens, store, SOMEWHERE, dict.fromkeys(self.drafters, SOMEWHERE)).check()
         with Loading() as loading:
-            starting = [loading.watch("verifier", self._loads[VERIFIER], self.verifier.start())]
+            starting = [loading.watch(self._loading(VERIFIER), self.verifier.start())]
             for kind, role in self.drafters.items():
-                starting.append(loading.watch(f"drafter {kind}", self._loads[kind], role.start()))
+                starting.append(loading.watch(f"drafter {self._loading(kind)}", role.start()))
             _, *workers = await asyncio.gather(check, *starting)
-        verifier, *drafters = [str(address) for address in workers]
-        named = dict(zip(self.drafters, drafters, strict=True))
-        self._addresses = named | {"verifier": verifier}
-        await check_fit(verifier, drafters)
-        self.gateway = self._gateway(listens, store, verifier, named)
-        return await self.gateway.start()
+            verifier, *drafters = [str(address) for address in workers]
+            named = dict(zip(self.drafters, drafters, strict=True))
+            self._addresses = named | {"verifier": verifier}
+            await check_fit(verifier, drafters)
+            self.gateway = self._gateway(listens, store, verifier, named)
+            return await loading.watch("gateway waits for its session store and the verifier", self.gateway.start())
+
+    def _loading(self, role: str) -> str:
+        what = self._loads[role]
+        return f"{role} loads {what}" if what else f"{role} starts"
 
     def _gateway(self, listens: Mapping[str, str], store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
         named = {kind: IN_VERIFIER + kind for kind in self._local} | dict(drafters)

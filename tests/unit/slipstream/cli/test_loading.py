@@ -26,7 +26,7 @@ async def test_a_role_that_takes_long_is_named_where_nobody_watches_a_terminal()
     gate, shown = asyncio.Event(), io.StringIO()
     with Loading(Console(file=shown), line_every_s=0.01) as loading:
         waiting = asyncio.gather(
-            loading.watch("verifier", MODEL, begun(gate)), loading.watch("drafter ngram", "", begun(gate))
+            loading.watch(f"verifier loads {MODEL}", begun(gate)), loading.watch("drafter ngram starts", begun(gate))
         )
         async with asyncio.timeout(60):
             while "ngram" not in shown.getvalue() or "verifier" not in shown.getvalue():
@@ -41,7 +41,7 @@ async def test_on_a_terminal_each_has_a_clock_until_it_is_there() -> None:
     gate, shown = asyncio.Event(), io.StringIO()
     console = Console(file=shown, force_terminal=True, width=100)
     with Loading(console) as loading:
-        waiting = asyncio.ensure_future(loading.watch("verifier", "models/target", begun(gate)))
+        waiting = asyncio.ensure_future(loading.watch("verifier loads models/target", begun(gate)))
         async with asyncio.timeout(60):
             while "verifier loads models/target" not in shown.getvalue():
                 await asyncio.sleep(0.01)
@@ -55,8 +55,8 @@ async def test_a_role_that_cannot_start_is_not_watched_any_longer() -> None:
     gate.set()
     with Loading(Console(file=io.StringIO())) as loading:
         with pytest.raises(Unavailable, match="status 1"):
-            await loading.watch("verifier", "x", begun(gate, Unavailable("it ended with status 1")))
-        waiting = asyncio.ensure_future(loading.watch("verifier", "x", begun(asyncio.Event())))
+            await loading.watch("verifier loads x", begun(gate, Unavailable("it ended with status 1")))
+        waiting = asyncio.ensure_future(loading.watch("verifier loads x", begun(asyncio.Event())))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
