@@ -121,6 +121,7 @@ def _rounds(
     firsts: list[bool] = []
     timed: TimedRounds | None = None
     for temperature in TEMPERATURES:
+        check.looping_by_temperature[f"{temperature:g}"] = 0
         for seed, asked in enumerate(prompts):
             prompt = list(tokenizer.encode(asked.prompt).ids)
             sampling = SamplingParams(temperature=temperature, seed=seed)
@@ -129,6 +130,7 @@ def _rounds(
             distinct.append(distinct_share(text[len(prompt) :]))
             if distinct[-1] < DISTINCT:
                 check.looping += 1
+                check.looping_by_temperature[f"{temperature:g}"] += 1
                 continue
             run = partial(run_rounds, opened, text, len(prompt), states, sampling, asked.workload or "all", size=size)
             timed = timed or run

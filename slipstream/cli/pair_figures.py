@@ -57,7 +57,9 @@ class PairCheck:
     """Share of them where its first candidate was right; None for a lookup."""
     looping: int = 0
     """Texts that were left out of all figures of acceptance, since they repeat themselves."""
+    looping_by_temperature: dict[str, int] = field(default_factory=dict)
     texts: int = 0
+    """As many at each temperature."""
     distinct: float = 1.0
     """Mean share of distinct 4-grams in the texts, looping ones included."""
     target_parameters: int = 0

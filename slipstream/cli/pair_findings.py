@@ -44,7 +44,7 @@ def decide(check: PairCheck) -> None:
             check.remedies.append("`--translate`, which measures the drafter as it translates its tokens")
         return
     if not check.rounds:
-        check.verdict = "every greedy text of the target loops, so nothing was measured."
+        check.verdict = "all texts at temperature 0 loop, so acceptance was not measured."
         check.remedies.append("prompts like your users', in the form of the target's chat template (--prompts)")
         return
     measured = PairFigures(check.places, check.first, check.speed_up)

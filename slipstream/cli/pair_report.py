@@ -30,14 +30,24 @@ def render(check: PairCheck) -> str:
         speeds = "  ".join(f"{count}: {gain:.2f}" for count, gain in check.speed_up.items())
         lines.append(f"{'speed-up':<23}{speeds}")
     if check.texts:
-        looped = f"; {check.looping} of {check.texts} loop and are left out" if check.looping else ""
-        lines.append(f"{'texts':<23}{check.distinct:.0%} of their 4-grams are distinct{looped}")
+        lines.append(f"{'texts':<23}{check.distinct:.0%} of their 4-grams are distinct; {_looping(check)}")
     if check.memory:
         memory = "  ".join(f"{name} {_size(count)}" for name, count in check.memory.items())
         lines.append(f"{'memory':<23}{memory}")
     lines += ["", f"{'ship' if check.ships else 'do not ship'}: {check.verdict}"]
     lines += [f"  try {remedy}" for remedy in check.remedies]
     return "\n".join(lines)
+
+
+def _looping(check: PairCheck) -> str:
+    """How many texts of each temperature loop: one sum hides that often all of one do, and none of the other."""
+    if not check.looping:
+        return "none loops"
+    of_each = check.texts // len(check.looping_by_temperature)
+    counts = (
+        f"{count} of {of_each} texts at temperature {each} loop" for each, count in check.looping_by_temperature.items()
+    )
+    return f"{', '.join(counts)}; those are left out"
 
 
 def _size(count: int) -> str:

@@ -195,7 +195,7 @@ def measured(**changes: Any) -> PairCheck:
         ({"places": 399}, False, "only 399 places"),
         ({"first": 0.2}, False, "up to about"),
         ({"speed_up": {2: 1.05}, "draft_ms": 30.0}, False, "a smaller draft"),
-        ({"rounds": 0}, False, "every greedy text of the target loops"),
+        ({"rounds": 0}, False, "all texts at temperature 0 loop"),
         ({"findings": [("WRONG", "vocabulary: differs")]}, False, "--translate"),
         ({"method": "suffix", "first": None, "draft_parameters": 0, "speed_up": {2: 1.0}}, False, "--draft"),
         ({"method": "suffix", "first": None, "draft_parameters": 0}, True, "1.60 times"),
@@ -217,24 +217,59 @@ def test_a_larger_draft_is_named_by_what_its_calls_would_take() -> None:
     assert largest_draft(check) == pytest.approx(34_090_909, rel=1e-3)
 
 
-def test_looping_texts_are_counted_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One prompt's text repeats itself, the other one's does not."""
+@pytest.mark.parametrize(
+    ("sampled", "looping", "places", "says"),
+    [
+        ([5, 6] * 15, {"0": 1, "1": 1}, 30, "at temperature 0 loop, 1 of 2 texts at temperature 1 loop; "),
+        (list(range(30, 60)), {"0": 1, "1": 0}, 30, "1 of 2 texts at temperature 0 loop, 0 of 2 texts at"),
+    ],
+)
+def test_looping_texts_are_counted_by_temperature_and_left_out(
+    sampled: list[int],
+    looping: dict[str, int],
+    places: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One prompt's greedy text repeats itself, the other one's does not."""
+    check = looping_check({0.0: [5, 6] * 15, 1.0: sampled}, list(range(10, 40)), tmp_path, monkeypatch)
+    assert (check.looping, check.texts, check.places) == (sum(looping.values()), 4, places)
+    assert check.looping_by_temperature == looping
+    assert "does not" in check.by_slice and 0.5 < check.distinct < 0.8
+    assert says in render(check)
+
+
+def test_where_all_greedy_texts_loop_the_verdict_speaks_of_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four texts loop, which is every greedy one: "2 of 4" beside "every greedy text" was read as an error."""
+    check = looping_check({0.0: [5, 6] * 15, 1.0: list(range(30, 60))}, [5, 6] * 15, tmp_path, monkeypatch)
+    assert (check.looping, check.texts, check.rounds) == (3, 4, 0)
+    shown = render(check)
+    assert "2 of 2 texts at temperature 0 loop, 1 of 2 texts at temperature 1 loop; those are left out" in shown
+    assert "do not ship: all texts at temperature 0 loop, so acceptance was not measured." in shown
+
+
+def looping_check(
+    first: dict[float, list[int]], second: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> PairCheck:
+    """Of a target that answers the first of two prompts by temperature, and the second with one text."""
     from slipstream.cli import pair_check
 
     folder = str(save_checkpoint("llama", tmp_path / "target", vocab_size=64, num_hidden_layers=1))
-    written = {3: [5, 6] * 15, 4: list(range(10, 40))}
 
-    def write(engine: Any, prompt: list[int], *_: Any) -> tuple[list[int], None]:
-        return prompt + written[len(prompt)], None
+    def write(
+        engine: Any, prompt: list[int], tokens: int, sampling: SamplingParams, need: Any
+    ) -> tuple[list[int], None]:
+        return prompt + (first[sampling.temperature] if len(prompt) == 3 else second), None
 
     monkeypatch.setattr(pair_check, "write_text", write)
     save_spaced_tokenizer(tmp_path / "target", 64)
     check = PairCheck(folder, folder, "model")
     prompts = [Asked("t1 t2 t3", "loops"), Asked("t1 t2 t3 t4", "does not")]
     check_pair(check, prompts, 30, "float32", lambda stage: None)
-    assert (check.looping, check.texts, check.places) == (2, 4, 30)
-    assert set(check.by_slice) == {"does not"} and 0.5 < check.distinct < 0.6
-    assert "2 of 4 loop and are left out" in render(check)
+    return check
 
 
 def save_spaced_tokenizer(folder: Path, size: int) -> None:
