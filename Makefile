@@ -112,7 +112,7 @@ test-cluster: setup ## The manifests on a real Kubernetes control plane, pods as
 	$(BIN)/python -m tests.cluster $(if $(SHORT),-m "not slow")
 
 # SPEC_BENCH=FOLDER: prompts of its spec_bench.jsonl and humaneval_prompts.jsonl instead of a dozen of the tests' own.
-test-real: setup ## The real model and deep random ones, whole (an hour or more on two cores; SPEC_BENCH=FOLDER: others' prompts)
+test-real: setup ## The real model and deep random ones, whole (some 90 minutes on two idle cores; SPEC_BENCH=FOLDER: others' prompts)
 	REAL_MODEL_REQUIRED=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/real_model tests/unit/slipstream/engine/test_deep_families.py
 
 # Pinned versions, each in an environment of its own under .cache/clients: openai, anthropic, LangChain, LiteLLM, instructor,

@@ -12,7 +12,7 @@ from benchmarks.equality_steps import KINDS, Text, compare
 from tests.real_model.prompts import OWN, asked, encoded
 from verifier_svc.execution.embedded import EmbeddedExecutor
 
-FEW, MANY = 16, 96
+FEW, MANY = 16, 64
 """Tokens of each text in the short and in the long form."""
 LONG_PROMPTS, AT_ONCE = 200, 20
 LONGEST = 900
