@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import MODELS, serving
@@ -25,10 +25,11 @@ CHANGED = (0.0, 0.1, 0.3, 1.0)
 BOTH = ("model", "prediction")
 
 
-def edited(text: str, share: float, chance: random.Random, others: Sequence[str]) -> str:
-    """Lines are drawn one by one; the first one, which the output's beginning is looked for in, like any other."""
+def edited(pieces: Iterable[str], share: float, chance: random.Random, others: Sequence[str]) -> str:
+    """A text of lines or sentences of which a share is changed. They are drawn one by one; the first one, which the
+    output's beginning is looked for in, like any other."""
     lines: list[str] = []
-    for line in text.splitlines(keepends=True):
+    for line in pieces:
         if chance.random() >= share:
             lines.append(line)
             continue
@@ -79,7 +80,7 @@ async def measure(server: str, prompts: list[str], temperature: float) -> list[R
     others = [line + "\n" for piece in held_out(20, seed=99) for line in piece.splitlines() if line.strip()]
     cases: list[tuple[tuple[str, ...], float | None, list[str]]] = [(("model",), None, [])]
     for changed in CHANGED:
-        predictions = [edited(text, changed, chance, others) for text in texts]
+        predictions = [edited(text.splitlines(keepends=True), changed, chance, others) for text in texts]
         cases += [(("prediction",), changed, predictions), (BOTH, changed, predictions)]
     rows = []
     for drafters, share, predictions in cases:

@@ -36,7 +36,7 @@ class TextPosition(NamedTuple):
 
     expected: int = 0
     """Index of the token that should come next."""
-    run: int = BEGINNING
+    run: int = 0
     """Tokens in a row that came as expected; 0 where the place is lost."""
     anchor: int = 0
     """Index up to which the texts were last known to go together."""
@@ -162,7 +162,7 @@ class PredictionText:
         """Tokens of the prompt that were not read yet."""
         self._recent: list[int] = []
         """The last GRAM tokens of the output."""
-        self._place = TextPosition()
+        self._place = TextPosition(run=BEGINNING)
 
     def read(self, tokens: list[int]) -> None:
         output = tokens[self._prompt_left :]

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.proposers.lookup import LookupProposer
-from slipstream.proposers.predicted_output import GRAM, WINDOW, Alignment, HitRates, PredictionText, TextPosition
+from slipstream.proposers.predicted_output import (
+    BEGINNING,
+    GRAM,
+    WINDOW,
+    Alignment,
+    HitRates,
+    PredictionText,
+    TextPosition,
+)
 from tests.unit.slipstream.proposers.test_lookup import Drafting, chain, session
 
 PROMPT = [7, 8, 9]
@@ -155,7 +163,7 @@ def test_the_work_for_a_token_does_not_depend_on_the_predictions_length(period: 
     looks = []
     for length in (1000, 10_000):
         prediction = Counted([index % period for index in range(length)])
-        alignment, place = Alignment(prediction), TextPosition()
+        alignment, place = Alignment(prediction), TextPosition(run=BEGINNING)
         chance = random.Random(1)
         recent: list[int] = []
         worst = 0
@@ -180,7 +188,7 @@ def test_a_sessions_own_experience_corrects_what_is_believed(rate: float, run: i
 async def test_a_session_brings_its_prediction_and_drafts_ahead_of_commits() -> None:
     one = session(PROMPT)
     one.prediction = (1, 2, 3, 4, 5, 6)
-    drafting = Drafting(LookupProposer(lambda s: PredictionText(s.prediction, s.prompt_length), 8), one)
+    drafting = Drafting(LookupProposer(lambda s: PredictionText(s.prediction, s.prompt_length)), one)
     drafting.step()
     assert chain(one) == [1, 2, 3, 4, 5, 6]
     one.commit(len(PROMPT), [1, 2, 99])
