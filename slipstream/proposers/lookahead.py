@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
-from slipstream.proposers.lookup import FoundNode, LookupProposer, confidence
+from slipstream.proposers.lookup import DOUBT, FoundNode, LookupProposer, confidence, doubt_at
 from slipstream.speculation.lookahead import Gram, LookaheadSize, LookaheadWindow, NgramPool
 
 
@@ -15,6 +15,8 @@ class LookaheadText:
 
     def __init__(self, size: LookaheadSize) -> None:
         self.pool = NgramPool(size.guesses)
+        self.doubt = DOUBT
+        """Of its n-grams (`lookup.confidence`)."""
         self._size = size
         self._tail: list[int] = []
 
@@ -38,7 +40,7 @@ class LookaheadText:
                 branch = gram[:end]
                 if branch not in numbers and branch[:-1] in numbers and len(nodes) < count:
                     numbers[branch] = len(nodes) + 1
-                    sure = confidence(seen[branch], seen[branch[:-1]], end)
+                    sure = confidence(seen[branch], seen[branch[:-1]], end, self.doubt)
                     nodes.append(FoundNode(numbers[branch[:-1]], branch[-1], sure))
         return nodes
 
@@ -60,7 +62,9 @@ class LookaheadProposer(LookupProposer):
         return LookaheadWindow(self._size, tokens, ends, text.pool)
 
     def _open_text(self, context: ProposerContext) -> LookaheadText:
-        return self._texts.get(context.handle) or LookaheadText(self._size)
+        text = self._texts.get(context.handle) or LookaheadText(self._size)
+        text.doubt = doubt_at(context.sampling.temperature)
+        return text
 
     def close_sequence(self, handle: Hashable) -> None:
         self._texts.pop(handle, None)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
 from slipstream.proposers.corpus import REACH, Corpora, Corpus
-from slipstream.proposers.lookup import FoundNode, LookupProposer, confidence
+from slipstream.proposers.lookup import DOUBT, FoundNode, LookupProposer, confidence, doubt_at
 from slipstream.proposers.suffix_automaton import Match, Matcher, SuffixAutomaton
 
 CHUNK = 256
@@ -22,6 +22,8 @@ class TreeBounds(NamedTuple):
     """Most nodes below one node."""
     min_probability: float
     """Least probability of a path."""
+    doubt: float = DOUBT
+    """Of a match (`lookup.confidence`)."""
 
 
 class SuffixText:
@@ -49,7 +51,7 @@ class SuffixText:
         for matcher in matchers:
             for token in path:
                 matcher.advance(token)
-        return likeliest_tree(matchers, count, self._bounds.width, self._bounds.min_probability)
+        return likeliest_tree(matchers, count, self._bounds)
 
     def finish(self) -> None:
         """Adds to the corpus what was written since the last time, and what stands just before it, so that no match
@@ -60,7 +62,11 @@ class SuffixText:
 
 
 def continuations(
-    automata: Sequence[SuffixAutomaton], matches: Sequence[Match], width: int, enough: float = 0.0
+    automata: Sequence[SuffixAutomaton],
+    matches: Sequence[Match],
+    width: int,
+    enough: float = 0.0,
+    doubt: float = DOUBT,
 ) -> list[tuple[int, float]]:
     """Up to `width` (token, share) after the matches, of which each automaton has one; longest contexts first.
 
@@ -79,7 +85,7 @@ def continuations(
         seen = sum(hits for _, hits in known)
         spent = 0.0
         for token, hits in known:
-            share = left * confidence(hits, seen, contexts[best].length)
+            share = left * confidence(hits, seen, contexts[best].length, doubt)
             if share < enough or len(shares) == width:
                 break
             if token not in shares:
@@ -90,9 +96,9 @@ def continuations(
     return list(shares.items())
 
 
-def likeliest_tree(matchers: Sequence[Matcher], nodes: int, width: int, min_probability: float) -> list[FoundNode]:
-    """At most `nodes` nodes after what the matchers have read, the most probable path first, with at most `width`
-    children each, and none on a path below `min_probability`. The matchers do not move."""
+def likeliest_tree(matchers: Sequence[Matcher], nodes: int, bounds: TreeBounds) -> list[FoundNode]:
+    """At most `nodes` nodes after what the matchers have read, the most probable path first, within the bounds. The
+    matchers do not move."""
     found: list[FoundNode] = []
     automata = [matcher.automaton for matcher in matchers]
     # Path probability (negated, for the smallest comes first), order of creation, the node, its parent's matches.
@@ -100,7 +106,7 @@ def likeliest_tree(matchers: Sequence[Matcher], nodes: int, width: int, min_prob
     order = 0
     path, matches = 1.0, [matcher.match for matcher in matchers]
     while len(found) < nodes:
-        for token, share in continuations(automata, matches, width, min_probability / path):
+        for token, share in continuations(automata, matches, bounds.width, bounds.min_probability / path, bounds.doubt):
             order += 1
             heapq.heappush(frontier, (-path * share, order, FoundNode(len(found), token, share), matches))
         if not frontier:
@@ -117,10 +123,10 @@ def open_proposer(settings: ProposerSettings) -> OpenedProposer:
     it."""
     tokens, salts = settings.corpus_tokens, settings.corpus_salts
     corpora = Corpora(tokens, salts, settings.corpus_shared) if tokens else None
-    bounds = TreeBounds(settings.width, LEAST_PROBABILITY)
 
     def open_text(context: ProposerContext) -> SuffixText:
         corpus = corpora.find_corpus(context.cache_salt, context.tenant) if corpora else None
+        bounds = TreeBounds(settings.width, LEAST_PROBABILITY, doubt_at(context.sampling.temperature))
         return SuffixText(corpus, bounds, context.length)
 
     return OpenedProposer(any_vocabulary("suffix"), LookupProposer(open_text))

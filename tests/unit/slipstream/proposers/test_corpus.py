@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.corpus import Corpora, Corpus
-from slipstream.proposers.suffix import likeliest_tree
+from slipstream.proposers.suffix import TreeBounds, likeliest_tree
 from tests.texts import Text, text
 
 
@@ -36,7 +36,7 @@ def test_texts_of_a_corpus_do_not_run_into_each_other() -> None:
     corpus = Corpus(100)
     corpus.add([1, 2])
     corpus.add([3, 4])
-    assert likeliest_tree(corpus.matchers([1, 2]), 4, 2, 0.0) == []
+    assert likeliest_tree(corpus.matchers([1, 2]), 4, TreeBounds(2, 0.0)) == []
 
 
 def of(corpora: Corpora, salt: str, tenant: str = "") -> Corpus:
@@ -48,11 +48,11 @@ def of(corpora: Corpora, salt: str, tenant: str = "") -> Corpus:
 def test_tenants_are_apart_unless_sharing_is_asked_for() -> None:
     corpora = Corpora(100)
     of(corpora, "red").add([1, 2, 3])
-    assert likeliest_tree(of(corpora, "red").matchers([1, 2]), 4, 2, 0.0)
-    assert likeliest_tree(of(corpora, "blue").matchers([1, 2]), 4, 2, 0.0) == []
+    assert likeliest_tree(of(corpora, "red").matchers([1, 2]), 4, TreeBounds(2, 0.0))
+    assert likeliest_tree(of(corpora, "blue").matchers([1, 2]), 4, TreeBounds(2, 0.0)) == []
     shared = Corpora(100, shared=True)
     of(shared, "red").add([1, 2, 3])
-    assert likeliest_tree(of(shared, "").matchers([1, 2]), 4, 2, 0.0)
+    assert likeliest_tree(of(shared, "").matchers([1, 2]), 4, TreeBounds(2, 0.0))
 
 
 def test_sessions_without_a_salt_share_nothing_unless_all_do() -> None:

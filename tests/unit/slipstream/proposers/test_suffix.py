@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.proposers.lookup import FoundNode, confidence
-from slipstream.proposers.suffix import continuations, likeliest_tree
+from slipstream.proposers.suffix import TreeBounds, continuations, likeliest_tree
 from slipstream.proposers.suffix_automaton import Matcher
 from tests.texts import Text, built, ends, followers, longest, read, several, text
+
+TWO = TreeBounds(2, 0.0)
 
 
 def naive_continuations(
@@ -59,7 +61,7 @@ def test_a_tree_keeps_its_bounds_and_grows_best_first(
     automaton = built(texts)
     matcher = read(automaton, tokens)
     before = matcher.match
-    grown = likeliest_tree([matcher], nodes, width, least)
+    grown = likeliest_tree([matcher], nodes, TreeBounds(width, least))
     assert matcher.match == before
     assert len(grown) <= nodes
     path = [1.0]
@@ -91,7 +93,7 @@ def test_a_tree_is_every_path_that_is_probable_enough(
     matcher = read(automaton, tokens)
     descend(matcher, (), 1.0)
     paths: list[tuple[int, ...]] = [()]
-    for node in likeliest_tree([matcher], 200, width, least):
+    for node in likeliest_tree([matcher], 200, TreeBounds(width, least)):
         paths.append((*paths[node.parent], node.token))
     if len(paths) <= 200:
         assert {path for path in paths[1:] if len(path) <= 3} == wanted
@@ -99,22 +101,22 @@ def test_a_tree_is_every_path_that_is_probable_enough(
 
 def test_a_sure_text_grows_a_chain_and_an_unsure_one_a_bush() -> None:
     sure = built([[1, 2, 3, 4, 5, 6]] * 8)
-    assert [node.parent for node in likeliest_tree([read(sure, [1, 2])], 4, 3, 0.2)] == [0, 1, 2, 3]
+    assert [node.parent for node in likeliest_tree([read(sure, [1, 2])], 4, TreeBounds(3, 0.2))] == [0, 1, 2, 3]
     unsure = built([[1, 2, last] for last in (3, 4, 5)] * 8)
-    assert [node.parent for node in likeliest_tree([read(unsure, [1, 2])], 4, 3, 0.1)] == [0, 0, 0]
+    assert [node.parent for node in likeliest_tree([read(unsure, [1, 2])], 4, TreeBounds(3, 0.1))] == [0, 0, 0]
 
 
 def test_of_several_matchers_the_longest_match_speaks_first_and_of_equals_the_first() -> None:
     own, other = built([[1, 2, 9]]), built([[0, 1, 2, 3]])
-    assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [0, 1, 2])], 1, 2, 0.0)] == [3]
-    assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [1, 2])], 1, 2, 0.0)] == [9]
-    both = likeliest_tree([read(own, [1, 2]), read(other, [1, 2])], 2, 2, 0.0)
+    assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [0, 1, 2])], 1, TWO)] == [3]
+    assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [1, 2])], 1, TWO)] == [9]
+    both = likeliest_tree([read(own, [1, 2]), read(other, [1, 2])], 2, TWO)
     assert both[1] == FoundNode(0, 3, (1 - confidence(1, 1, 2)) * confidence(1, 1, 2))
-    assert likeliest_tree([], 4, 2, 0.0) == likeliest_tree([Matcher(own)], 4, 2, 0.0) == []
+    assert likeliest_tree([], 4, TWO) == likeliest_tree([Matcher(own)], 4, TWO) == []
 
 
 def test_nodes_are_named_as_on_the_wire() -> None:
-    grown = likeliest_tree([read(built([[1, 2, 3]]), [1])], 2, 2, 0.0)
+    grown = likeliest_tree([read(built([[1, 2, 3]]), [1])], 2, TWO)
     assert [(node.parent, node.token) for node in grown] == [(0, 2), (1, 3)]
     assert isinstance(grown[0], FoundNode)
     assert math.isclose(grown[0].probability, confidence(1, 1, 1))
