@@ -369,15 +369,18 @@ class SimulatedVerifier:
         if changed:
             for session in self._sessions:
                 self._demand(session)
-        elif not step.reading:
+        elif not step.reading and self._wait_policy.threshold < PAUSE:
             self._observe_drafting(step, committed)
 
     def _observe_drafting(self, step: SimulatedStep, committed: Sequence[int]) -> None:
-        each = self._wait_policy.candidate_time(step.size, step.sessions)
+        policy = self._wait_policy
+        each = policy.candidate_time(step.size, step.sessions)
         for session, nodes, tokens in zip(step.decoding, step.chosen, committed, strict=True):
-            changed = self._wait_policy.observe_drafting(session.paying, tokens, len(nodes), each)
-            if changed and session in self._sessions:
-                self._demand(session)
+            if session.drafter is not None:
+                if session.paying.drafting:
+                    session.paying.count(tokens, len(nodes), each)
+                if policy.decide_drafting(session.paying) and session in self._sessions:
+                    self._demand(session)
 
     def _demand(self, session: SimulatedSession) -> None:
         if session.drafter is not None:

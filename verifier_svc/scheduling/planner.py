@@ -32,6 +32,7 @@ from verifier_svc.scheduling.step_shares import Shares, StepCosts, StepShares, S
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
+from verifier_svc.wait_policy.draft_threshold import PAUSE
 from verifier_svc.wait_policy.drafting_trial import ComparedStep, compared_step
 from verifier_svc.wait_policy.wait_policy import ExpectedGain, PricedStep, WaitPolicy
 
@@ -306,8 +307,12 @@ class Planner:
         if plan.decoding:
             self._prompt_room.observe_plain(timing.tokens, timing.sessions, timing.seconds)
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
-            drafted = [each.session for each in plan.step if self._drafted(each.session)]
-            drafting = sum(session.drafting for session in drafted)
+            drafted = {
+                each.session
+                for each in plan.step
+                if each.session.request.max_draft_tokens and self._sources.has_source(each.session)
+            }
+            drafting = len([session for session in drafted if session.paying.drafting])
             changed = self._wait_policy.observe_step(
                 plan,
                 timing.tokens,
@@ -316,8 +321,8 @@ class Planner:
                 plan.others,
                 none_drafts=bool(drafted) and not drafting,
             )
-            if not changed:
-                self._observe_drafting(plan, timing, outcomes)
+            if not changed and self._wait_policy.threshold < PAUSE and not self._limits.always_speculate:
+                self._observe_drafting(drafted, plan, timing, outcomes)
         else:
             self._observe_prompts(plan, timing)
             changed = self._wait_policy.observe_prefill_step()
@@ -338,10 +343,6 @@ class Planner:
         pairs = sum(len(scheduled.pending) * scheduled.computed for scheduled in prompts)
         self._prompt_room.observe(own, decoding, timing.tokens, pairs, timing.seconds)
 
-    def _drafted(self, session: Session) -> bool:
-        """Whether it has drafters that may draft for it."""
-        return session.request.max_draft_tokens > 0 and self._sources.has_source(session)
-
     def _compared(self, drafting: int, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
         """The step as trials of drafting see it; None where it shows nothing of drafting. `drafting`: sessions that
         drafters draft for."""
@@ -350,17 +351,20 @@ class Planner:
         tokens = sum(len(it.path) + 1 for it in outcomes if isinstance(it, AcceptanceResult))
         return compared_step(timing.sessions, drafting, tokens, timing.tokens, timing.elapsed)
 
-    def _observe_drafting(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> None:
-        """Learns for which sessions of the step drafting pays."""
-        if self._limits.always_speculate:
-            return
+    def _observe_drafting(
+        self, drafted: set[Session], plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]
+    ) -> None:
+        """Learns for which sessions of the step drafting pays. `drafted`: those that have drafters."""
         policy = self._wait_policy
         each = policy.candidate_time(timing.tokens, timing.sessions)
         for scheduled, outcome in zip(plan.step, outcomes, strict=True):
             session = scheduled.session
-            if isinstance(outcome, AcceptanceResult) and self._drafted(session):
-                tokens, candidates = len(outcome.path) + 1, len(scheduled.selection)
-                if policy.observe_drafting(session.paying, tokens, candidates, each, session.request.tenant):
+            if session.paying.drafting and session in drafted and isinstance(outcome, AcceptanceResult):
+                session.paying.count(len(outcome.path) + 1, len(scheduled.selection), each)
+        paused = len(drafted) - len([session for session in drafted if session.paying.drafting])
+        if paused or policy.drafting_slows:
+            for session in drafted:
+                if policy.decide_drafting(session.paying, session.request.tenant):
                     self._sources.drafting_changed(session)
 
     def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:

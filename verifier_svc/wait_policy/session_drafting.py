@@ -9,8 +9,9 @@ over its last rounds. Where the slowdown is within LEAST of 1 nothing is lost by
 Where it is above, a session whose rounds gain less pauses, and tries again later, because texts change: an answer may
 begin to quote its prompt.
 
-**What trying costs.** A round that is tried in vain takes `slowdown - gain` plain rounds too much. Each tenant may lose
-SHARE of its rounds so; a new session of a tenant whose texts have gained enough lately need not ask.
+**What trying costs.** A round that is tried in vain takes `slowdown - gain` plain rounds too much. A session pauses for
+so long that its next try loses SHARE of its rounds. New sessions of a tenant are tried likewise, as long as all its
+tries have lost no more than SHARE of its rounds, and always where its texts have gained enough lately.
 """
 
 from __future__ import annotations
@@ -28,11 +29,16 @@ MEMORY = 32
 PAUSED = 32
 """Least rounds of a pause."""
 SHARE = 0.01
-"""Share of a tenant's rounds that tries in vain may lose."""
-CREDIT = 16.0
+"""Share of rounds that tries in vain may lose."""
+CREDIT = 8.0
 """Rounds that a tenant may lose before it has any, and most that it may lose at once."""
 TENANT_WEIGHT = 0.02
 """Weight of a round's gain in the average of its tenant."""
+
+
+def slows(slowdown: float) -> bool:
+    """Whether drafting takes enough time of the verifier's steps to ask for whom it pays."""
+    return slowdown > LEAST
 
 
 class TenantDrafting:
@@ -42,13 +48,14 @@ class TenantDrafting:
         self.gain = 1.0
         self.credit = CREDIT
 
-    def observe(self, gain: float) -> None:
-        """What a round with drafting of one of its sessions gained."""
+    def observe(self, gain: float, slowdown: float) -> None:
+        """A round with drafting of one of its sessions, whose last ones gained so much."""
         self.gain += (gain - self.gain) * TENANT_WEIGHT
+        self.credit -= max(0.0, slowdown - gain)
 
     def may_try(self, slowdown: float) -> bool:
         """Whether drafters may draft for a session of which nothing is known yet."""
-        return slowdown <= LEAST or self.credit > 0.0 or self.gain > slowdown
+        return not slows(slowdown) or self.credit > 0.0 or self.gain > slowdown
 
 
 @dataclass(slots=True)
@@ -66,34 +73,42 @@ class SessionDrafting:
     """Committed in the counted rounds, the last ones counting most."""
     _time: float = 0.0
     """That these rounds took, in plain rounds."""
+    _rest: float = 0.0
+    """Rounds of the present pause, which its own rounds have asked for; 0: it was never tried."""
 
-    def observe(
-        self, tokens: int, candidates: int, candidate_time: float, slowdown: float, tenant: TenantDrafting
-    ) -> bool:
-        """Records a round that committed `tokens` and verified so many candidates, each of which adds `candidate_time`
-        of a plain round by the cost curve. `slowdown`: of steps by drafting. Returns whether `drafting` changed."""
-        tenant.credit = min(CREDIT, tenant.credit + SHARE)
+    def resume(self) -> None:
+        """Drafters draft for the session again, and what it gained before counts no more."""
+        self._switch(drafting=True)
+        self._rest = 0.0
+
+    def count(self, tokens: int, candidates: int, candidate_time: float) -> None:
+        """Records a round with drafting that committed `tokens` and verified so many candidates, each of which adds
+        `candidate_time` of a plain round by the cost curve. Called for each session of each step: calls nothing."""
         self._rounds += 1
+        if candidates:
+            self._came = True
+        if self._came or self._rounds > SETTLE:
+            self._counted += 1
+            weight = 1.0 / (self._counted if self._counted < MEMORY else MEMORY)
+            self._tokens += (tokens - self._tokens) * weight
+            self._time += (1.0 + candidates * candidate_time - self._time) * weight
+
+    def decide(self, slowdown: float, tenant: TenantDrafting) -> bool:
+        """After each round while drafting `slows` steps, paused ones included: whether `drafting` changed."""
+        tenant.credit = min(CREDIT, tenant.credit + SHARE)
         if self.drafting:
-            self._came = self._came or candidates > 0
-            time = 1.0 + candidates * candidate_time
-            if self._came or self._rounds > SETTLE:
-                self._count(tokens, time)
-                tenant.observe(tokens / time)
-            changes = False
-            if slowdown > LEAST:
-                tenant.credit -= max(0.0, slowdown - (self._tokens / self._time if self._counted else 1.0))
-                changes = self._counted >= TRIED and self._tokens < slowdown * self._time
+            gain = self._tokens / self._time if self._counted else 1.0
+            tenant.observe(gain, slowdown)
+            changes = self._counted >= TRIED and gain < slowdown
+            self._rest = max(PAUSED, (SETTLE + TRIED) * (slowdown - gain) / SHARE)
         else:
-            changes = slowdown <= LEAST or (self._rounds >= PAUSED and tenant.may_try(slowdown))
+            self._rounds += 1
+            changes = self._rounds >= self._rest if self._rest else tenant.may_try(slowdown)
         if changes:
-            self.drafting = not self.drafting
-            self._rounds = self._counted = 0
-            self._came, self._tokens, self._time = False, 0.0, 0.0
+            self._switch(drafting=not self.drafting)
         return changes
 
-    def _count(self, tokens: int, time: float) -> None:
-        self._counted += 1
-        kept = 1.0 - 1.0 / min(self._counted, MEMORY)
-        self._tokens = self._tokens * kept + tokens * (1.0 - kept)
-        self._time = self._time * kept + time * (1.0 - kept)
+    def _switch(self, *, drafting: bool) -> None:
+        self.drafting = drafting
+        self._rounds = self._counted = 0
+        self._came, self._tokens, self._time = False, 0.0, 0.0

@@ -19,7 +19,7 @@ from slipstream.tenants import PerTenant
 from verifier_svc.wait_policy.arrival_times import DelayDistribution, delay_bin
 from verifier_svc.wait_policy.draft_threshold import PAUSE, DraftThreshold
 from verifier_svc.wait_policy.drafting_trial import ComparedStep, DraftingTrial
-from verifier_svc.wait_policy.session_drafting import SessionDrafting, TenantDrafting
+from verifier_svc.wait_policy.session_drafting import SessionDrafting, TenantDrafting, slows
 from verifier_svc.wait_policy.wait_time import Awaited, wait_s
 
 Key = TypeVar("Key")
@@ -117,6 +117,11 @@ class WaitPolicy(Generic[Key]):
         return PAUSE if self._trial.trying else self._draft_threshold.threshold
 
     @property
+    def drafting_slows(self) -> bool:
+        """Whether it is to be decided session by session who is drafted for."""
+        return slows(self._trial.slowdown)
+
+    @property
     def drafting_slowdown(self) -> float:
         """Seconds that steps take with drafting for each second without, candidates aside."""
         return self._trial.slowdown
@@ -141,14 +146,15 @@ class WaitPolicy(Generic[Key]):
         added = max(0.0, self._step_s(tokens, sessions) / plain_s - 1.0)
         return added * sessions / max(1, tokens - sessions)
 
-    def observe_drafting(
-        self, session: SessionDrafting, tokens: int, candidates: int, candidate_time: float, tenant: str = ""
-    ) -> bool:
-        """Records that a round of a session of the tenant committed `tokens` by means of so many candidates
-        (`candidate_time` of its step). Returns whether drafters begin or cease to draft for the session."""
-        if self.threshold == PAUSE:  # it shows nothing
+    def decide_drafting(self, session: SessionDrafting, tenant: str = "") -> bool:
+        """After a round of a session of the tenant: whether drafters begin or cease to draft for it."""
+        slowdown = self._trial.slowdown
+        if slows(slowdown):
+            return session.decide(slowdown, self._drafting[tenant])
+        if session.drafting:
             return False
-        return session.observe(tokens, candidates, candidate_time, self._trial.slowdown, self._drafting[tenant])
+        session.resume()
+        return True
 
     def observe_round(self, accepted: int, rejected: bool, tenant: str = "") -> None:
         """Counts accepted candidates of a session of the tenant; `rejected`: one behind them was not accepted."""

@@ -284,13 +284,10 @@ def test_where_drafting_pays_for_no_session_that_is_the_cause() -> None:
     assert policy.pause_cause == ""
 
 
-def test_a_round_in_a_trial_says_nothing_of_its_session() -> None:
-    policy = policy_of(FLAT)
-    while policy.pause_cause != "trial":
-        observe(policy)
-    session = SessionDrafting()
-    assert not any(policy.observe_drafting(session, 1, 0, 0.0) for _ in range(100))
-    assert session == SessionDrafting()
+def test_where_drafting_slows_nothing_paused_sessions_resume() -> None:
+    policy, session = policy_of(FLAT), SessionDrafting(drafting=False)
+    assert policy.decide_drafting(session) and session.drafting
+    assert not policy.decide_drafting(session)
 
 
 def test_where_nothing_is_speculated_there_is_no_trial() -> None:

@@ -15,6 +15,7 @@ from verifier_svc.wait_policy.session_drafting import (
     TRIED,
     SessionDrafting,
     TenantDrafting,
+    slows,
 )
 
 
@@ -30,6 +31,14 @@ def copied(round: int) -> int:
 def quoting(round: int) -> int:
     """An answer that begins to quote its prompt."""
     return 1 if round < 100 else 3
+
+
+def observe(
+    session: SessionDrafting, tokens: int, candidates: int, each: float, slowdown: float, tenant: TenantDrafting
+) -> None:
+    if session.drafting:
+        session.count(tokens, candidates, each)
+    session.decide(slowdown, tenant)
 
 
 @dataclass
@@ -50,12 +59,15 @@ class Decoding:
             drafted.append(drafting)
             self.tokens += tokens
             self.time += self.slowdown if drafting else 1.0
-            session.observe(tokens, tokens - 1, 0.0, self.slowdown, self.tenant)
+            observe(session, tokens, tokens - 1, 0.0, self.slowdown, self.tenant)
         return drafted
 
 
-def test_where_drafting_slows_nothing_every_session_drafts() -> None:
-    assert all(Decoding(LEAST).run(nothing, 1000))
+def test_where_drafting_slows_nothing_every_session_may_draft() -> None:
+    tenant = TenantDrafting()
+    tenant.credit = -1.0
+    assert tenant.may_try(LEAST) and not slows(LEAST)
+    assert not tenant.may_try(1.1) and slows(1.1)
 
 
 def test_a_text_that_gains_nothing_pauses_and_the_next_one_drafts() -> None:
@@ -106,25 +118,34 @@ def test_a_tenant_whose_texts_gain_need_not_ask() -> None:
 def test_candidates_that_cost_what_they_gain_do_not_pay() -> None:
     session, tenant = SessionDrafting(), TenantDrafting()
     for _ in range(SETTLE + TRIED):
-        session.observe(2, 8, 0.125, 1.05, tenant)
+        observe(session, 2, 8, 0.125, 1.05, tenant)
     assert not session.drafting
     session = SessionDrafting()
     for _ in range(SETTLE + TRIED):
-        session.observe(2, 8, 0.05, 1.05, tenant)
+        observe(session, 2, 8, 0.05, 1.05, tenant)
     assert session.drafting
 
 
 def test_rounds_before_the_first_candidates_do_not_count() -> None:
     session, tenant = SessionDrafting(), TenantDrafting()
     for _ in range(SETTLE):
-        session.observe(1, 0, 0.0, 1.1, tenant)
+        observe(session, 1, 0, 0.0, 1.1, tenant)
     for _ in range(TRIED):
-        session.observe(2, 4, 0.1, 1.1, tenant)
+        observe(session, 2, 4, 0.1, 1.1, tenant)
     assert session.drafting and tenant.credit > CREDIT - 1.0  # what the first rounds took too long
 
 
-def test_drafting_that_slows_no_more_goes_on_at_once() -> None:
+def test_a_session_that_resumes_counts_anew() -> None:
     session, tenant = SessionDrafting(), TenantDrafting()
     while session.drafting:
-        session.observe(1, 0, 0.0, 1.5, tenant)
-    assert session.observe(1, 0, 0.0, 1.0, tenant) and session.drafting
+        observe(session, 1, 0, 0.0, 1.5, tenant)
+    session.resume()
+    assert session == SessionDrafting()
+
+
+def test_rounds_before_a_slowdown_is_known_count() -> None:
+    """A session that gained nothing all the while pauses as soon as drafting is found to slow it."""
+    session, tenant = SessionDrafting(), TenantDrafting()
+    for _ in range(100):
+        session.count(1, 0, 0.0)
+    assert session.decide(1.1, tenant) and not session.drafting
