@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from tests.manifests.rendering import K8S, ROOT, SHORT_LIVED, Documents, workloads
+from tests.manifests.rendering import K8S, ROOT, Documents, workloads
+from tools.chart import SHORT_LIVED
 
 ONE_POOL = K8S / "chart" / "ci" / "one-pool-values.yaml"
 """What kustomize has by default, and the chart asks for."""

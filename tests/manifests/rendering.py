@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tools.chart import SHORT_LIVED
+
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("base", *(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir())))
@@ -28,8 +30,6 @@ NEEDS = {
 }
 """Components that stand on others."""
 ROLES = ("gateway", "verifier", "drafter")
-SHORT_LIVED = {"GOGC": "off"}
-"""Environment of kubectl and helm: a process of half a second spends a third of its CPU time on collecting garbage."""
 Document = dict[str, Any]
 Documents = list[Document]
 

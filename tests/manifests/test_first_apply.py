@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.manifests.api_server import CUSTOM, NATIVE, Cluster, Key, Object, served
-from tests.manifests.rendering import K8S, ROOT, SHORT_LIVED, Documents, containers, render, tool, workloads
+from tests.manifests.rendering import K8S, ROOT, Documents, containers, render, tool, workloads
 from tests.manifests.test_deployment_document import TEXT, shown
+from tools.chart import SHORT_LIVED
 
 CLUSTERS = {"plain": [NATIVE], "operators": [NATIVE, CUSTOM]}
 NAMESPACE = Key("", "Namespace", "slipstream")
