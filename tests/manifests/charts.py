@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.manifests.rendering import K8S, ROOT, Documents, workloads
+from tools.chart import SHORT_LIVED
 
 ONE_POOL = K8S / "chart" / "ci" / "one-pool-values.yaml"
 """What kustomize has by default, and the chart asks for."""
 
 
 def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", ROOT / "tools" / "helm", *words], capture_output=True, text=True, timeout=110)
+    command = ["sh", ROOT / "tools" / "helm", *words]
+    return subprocess.run(command, env=os.environ | SHORT_LIVED, capture_output=True, text=True, timeout=110)
 
 
 def rendered(
     chart: Path, values: dict[str, Any], namespace: str = "slipstream", *more: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """With nothing given but these values, and what words of the command line add."""
+    return _rendered(chart, yaml.safe_dump(values), namespace, *more)
+
+
+@cache
+def _rendered(chart: Path, values: str, namespace: str, *more: str | Path) -> subprocess.CompletedProcess[str]:
     given = chart.parent / "values.yaml"
-    given.write_text(yaml.safe_dump(values))
+    given.write_text(values)
     options = ["--namespace", namespace, "--kube-version", "1.32.0", "--values", given, *more]
     return helm("template", "slipstream", chart, *options)
 

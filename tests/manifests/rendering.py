@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tools.chart import SHORT_LIVED
+
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("base", *(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir())))
@@ -82,7 +84,8 @@ def tool(name: str) -> str:
 
 @cache
 def _rendered(folder: Path) -> str:
-    done = subprocess.run([tool("kubectl"), "kustomize", folder], capture_output=True, text=True, timeout=60)
+    words = [tool("kubectl"), "kustomize", folder]
+    done = subprocess.run(words, env=os.environ | SHORT_LIVED, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[:2000]
     return done.stdout
 

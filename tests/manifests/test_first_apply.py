@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.manifests.api_server import CUSTOM, NATIVE, Cluster, Key, served
+from tests.manifests.api_server import CUSTOM, NATIVE, Cluster, Key, Object, served
 from tests.manifests.rendering import K8S, ROOT, Documents, containers, render, tool, workloads
 from tests.manifests.test_deployment_document import TEXT, shown
+from tools.chart import SHORT_LIVED
 
 CLUSTERS = {"plain": [NATIVE], "operators": [NATIVE, CUSTOM]}
 NAMESPACE = Key("", "Namespace", "slipstream")
@@ -30,11 +32,9 @@ def commands(title: str) -> str:
 
 def run(script: str, env: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     """As somebody pastes it: a line that fails ends nothing but what `&&` ties to it."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     words = ["sh", "-c", script]
-    return subprocess.run(
-        words, env=os.environ | env | {"PATH": path}, cwd=folder, capture_output=True, text=True, timeout=60
-    )
+    own = SHORT_LIVED | env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(words, env=os.environ | own, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
 def keys(documents: Documents) -> set[tuple[str, str]]:
@@ -61,21 +61,35 @@ def wanted(documents: Documents) -> set[tuple[str, str]]:
     return found
 
 
-def create_secrets(cluster: Cluster, env: dict[str, str], folder: Path) -> None:
-    done = run(commands("Create secrets"), env, folder)
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Key, Object]:
+    """What any cluster holds after the step that creates them, their namespace too."""
+    tool("kubectl")
+    folder, cluster = tmp_path_factory.mktemp("secrets"), Cluster(NATIVE)
+    with served(cluster, folder) as env:
+        done = run(commands("Create secrets"), env, folder)
     assert done.returncode == 0, done.stderr
+    assert stored(cluster) == {(NAMESPACE.kind, NAMESPACE.name)} and len(cluster.objects) > 1
+    return cluster.objects
+
+
+def prepared(secrets: Mapping[Key, Object], *definitions: Mapping[str, Mapping[str, str]]) -> Cluster:
+    """A cluster after that step."""
+    cluster = Cluster(*definitions)
+    cluster.objects.update(secrets)
+    return cluster
 
 
 @pytest.mark.parametrize(
     "overlay", ["standalone", "mine", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gpu", "production"))]
 )
-def test_the_documents_commands_lead_to_all_objects_and_secrets(tmp_path: Path, overlay: str) -> None:
-    tool("kubectl")
+def test_the_documents_commands_lead_to_all_objects_and_secrets(
+    secrets: Mapping[Key, Object], tmp_path: Path, overlay: str
+) -> None:
     folder = shown("mine", tmp_path) if overlay == "mine" else K8S / "overlays" / overlay
     documents = render(folder)
-    cluster = Cluster(*CLUSTERS["operators" if overlay in ("production", "mine") else "plain"])
+    cluster = prepared(secrets, *CLUSTERS["operators" if overlay in ("production", "mine") else "plain"])
     with served(cluster, tmp_path) as env:
-        create_secrets(cluster, env, tmp_path)
         script = commands("Apply").replace("k8s/overlays/mine", str(folder))
         if "Job" not in {each["kind"] for each in documents}:  # as the document says of that line
             script = "\n".join(line for line in script.splitlines() if "with `model-cache`" not in line)
@@ -86,20 +100,22 @@ def test_the_documents_commands_lead_to_all_objects_and_secrets(tmp_path: Path, 
     assert wanted(documents) and wanted(documents) <= found
 
 
-def test_where_a_definition_is_missing_kubectl_applies_nothing(tmp_path: Path) -> None:
+def test_where_a_definition_is_missing_kubectl_applies_nothing(secrets: Mapping[Key, Object], tmp_path: Path) -> None:
     folder = shown("mine", tmp_path)
     for missing in CUSTOM:
-        cluster = Cluster(NATIVE, {version: kinds for version, kinds in CUSTOM.items() if version != missing})
+        others = {version: kinds for version, kinds in CUSTOM.items() if version != missing}
+        cluster = prepared(secrets, NATIVE, others)
         with served(cluster, tmp_path) as env:
-            create_secrets(cluster, env, tmp_path)
             done = run(commands("Apply").replace("k8s/overlays/mine", str(folder)), env, tmp_path)
         assert done.returncode != 0 and missing in done.stderr
         assert stored(cluster) == {(NAMESPACE.kind, NAMESPACE.name)}
 
 
 @pytest.mark.parametrize(("overlay", "definitions"), [("standalone", "plain"), ("production", "operators")])
-def test_helm_installs_what_kustomize_would_apply(chart: Path, tmp_path: Path, overlay: str, definitions: str) -> None:
-    cluster = Cluster(*CLUSTERS[definitions])
+def test_helm_installs_what_kustomize_would_apply(
+    chart: Path, secrets: Mapping[Key, Object], tmp_path: Path, overlay: str, definitions: str
+) -> None:
+    cluster = prepared(secrets, *CLUSTERS[definitions])
     done = _install(chart, cluster, tmp_path, overlay)
     assert done.returncode == 0, done.stderr
     expected = keys(render(K8S / "overlays" / overlay))
@@ -109,8 +125,10 @@ def test_helm_installs_what_kustomize_would_apply(chart: Path, tmp_path: Path, o
     assert re.search(r"port-forward deployment/gateway.*--trace.*slipstream trace ID", done.stdout, re.DOTALL)
 
 
-def test_where_a_definition_is_missing_helm_installs_nothing(chart: Path, tmp_path: Path) -> None:
-    cluster = Cluster(NATIVE)
+def test_where_a_definition_is_missing_helm_installs_nothing(
+    chart: Path, secrets: Mapping[Key, Object], tmp_path: Path
+) -> None:
+    cluster = prepared(secrets, NATIVE)
     done = _install(chart, cluster, tmp_path, "production")
     assert done.returncode != 0 and "no matches for kind" in done.stderr
     assert stored(cluster) == {(NAMESPACE.kind, NAMESPACE.name)}
@@ -121,7 +139,6 @@ def _install(chart: Path, cluster: Cluster, folder: Path, overlay: str) -> subpr
     (command,) = re.findall(r"^helm install .*?(?:\\\n.*?)*$", commands("With Helm"), re.MULTILINE)
     command = re.sub(r"oci://\S+", str(chart), command).replace("overlay=standalone", f"overlay={overlay}")
     with served(cluster, folder) as env:
-        create_secrets(cluster, env, folder)
         return run(f"sh {ROOT}/tools/{command}", env, folder)
 
 
