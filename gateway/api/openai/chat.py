@@ -16,9 +16,9 @@ from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import (
+    CutPromptFields,
     Fields,
     RequestFields,
-    SamplingFields,
     log_unknown,
     reasoning_variables,
 )
@@ -171,7 +171,7 @@ class ConversationFields(RequestFields):
         return asked or self.tool_choice
 
 
-class ChatRequest(ConversationFields, SamplingFields):
+class ChatRequest(ConversationFields, CutPromptFields):
     parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
     """Comes before `max_tokens`."""
@@ -200,7 +200,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         )
         plan = plan_of(parts.tokenizer, parts.config, wish)
         messages = [] if position else fitted_chat(parts.tokenizer, asked.template_data(), tools, variables)
-        prompt = chat_of(parts.tokenizer, messages, tools, variables)
+        prompt = asked.cut(chat_of(parts.tokenizer, messages, tools, variables))
         return ChatCall(parts, context, asked, prompt, plan).answer(position, request.query_params)
 
     return router
