@@ -453,7 +453,6 @@ CORPUS: dict[str, str | dict[str, str]] = {
     "Phi 4": PHI_4,
     "GLM 4.5": GLM,
     "Qwen 3 Coder": QWEN_CODER,
-    "lists alone": LISTS_ALONE,
 }
 SYSTEM = {"role": "system", "content": "Be brief.\n"}
 HI = {"role": "user", "content": " How warm is it in <b>Ärö</b> & 日? "}

@@ -40,7 +40,8 @@ _CLASS_OF: Mapping[str, str] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), "GemmaTokenizer"),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
 }
-"""The class by `model_type`, where the configuration names none."""
+"""The class by `model_type`, where the configuration names none, and for `_WRONGLY_NAMED` whatever it names."""
+_WRONGLY_NAMED = frozenset({"qwen2"})
 
 
 def load_special_tokens(name: str) -> Mapping[str, str]:
@@ -60,8 +61,9 @@ def load_special_tokens(name: str) -> Mapping[str, str]:
 
 def _defaults(name: str, config: Mapping[str, Any]) -> Mapping[str, str]:
     given = str(config.get("tokenizer_class") or "").removesuffix("Fast")
-    if given not in _OF_CLASS:
-        given = _CLASS_OF.get(str(_read(name, "config.json").get("model_type")), "")
+    family = str(_read(name, "config.json").get("model_type"))
+    if not given or family in _WRONGLY_NAMED:
+        given = _CLASS_OF.get(family, "")
     return _OF_CLASS.get(given, {})
 
 
