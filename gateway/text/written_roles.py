@@ -47,6 +47,8 @@ def with_fitting_content(message: Message, written: WrittenRoles) -> Message:
     """The message, its content in a form that the template writes: a list of texts as one text, with a line for each,
     where it does not write them all, and a text as a list where it writes no text."""
     content, role = message.get("content"), message.get("role")
+    if not isinstance(role, str):  # the template says what it makes of that
+        return message
     if isinstance(content, list) and all(map(_is_text, content)) and role not in written.parts:
         return {**message, "content": said_in(content)}
     if isinstance(content, str) and role in written.parts and role not in written.texts:

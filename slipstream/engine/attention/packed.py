@@ -1,8 +1,9 @@
 """Packed attention: a loop over sessions inside one flat [1, H, T, D] call.
 
-Registered with the library under one name *without* a mask entry, so models build no mask of their own; the step plan
-is that of the context (`planned`), since not every family hands keywords of `model(...)` down to its layers. A loop beats padding because sessions differ in length, and each
-session's result does not depend on the other sessions of the step.
+Registered with the library under one name *without* a mask entry, so models build no mask of their own. The step plan
+is that of the context (`planned`), since not every family hands keywords of `model(...)` down to its layers. A loop
+beats padding because sessions differ in length, and each session's result does not depend on the other sessions of the
+step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Attending(Protocol):
 
 
 class Attender(Protocol):
-    def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor: ...
+    def attend(self, module: Any, states: States, extras: dict[str, object]) -> torch.Tensor:
+        """`module`: the attention layer, the library's (`Attending`) or ours."""
+        ...
 
 
 _plan: ContextVar[Attender | None] = ContextVar("plan", default=None)
@@ -56,7 +59,7 @@ def attention(
     plan = _plan.get()
     if plan is None:
         raise FailedPrecondition(f"{type(module).__name__} is not reached by the step plan; the model cannot be packed")
-    return plan.attend(module, (query, key, value), extras), None  # type: ignore[arg-type]
+    return plan.attend(module, (query, key, value), extras), None
 
 
 def register() -> None:
