@@ -48,7 +48,8 @@ from slipstream.telemetry.metrics_collector import MetricsCollector
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.span_exporters import tracing_from_env
 from slipstream.telemetry.tracing import Tracing
-from slipstream.tokenizer.chat_template_source import load_chat_template, load_special_tokens
+from slipstream.tokenizer.chat_template_source import load_chat_template
+from slipstream.tokenizer.special_tokens import load_special_tokens
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import types_pb2
 

@@ -54,6 +54,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", {}),
     "olmo2": ("Olmo2Config", {}),
     "granite": ("GraniteConfig", {}),
+    "stablelm": ("StableLmConfig", {"use_qkv_bias": True}),
     "mixtral": ("MixtralConfig", _MOE),
     "gemma3n": (
         "Gemma3nTextConfig",

@@ -270,6 +270,172 @@ REASONING = """{%- set effort = reasoning_effort | default('medium') %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+GEMMA_3 = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}{{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"""
+LISTS_ALONE = """<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+MISTRAL_SMALL = """{%- set today = strftime_now(format="%Y-%m-%d") %}
+{%- set default_system_message = "You are a model. The date is " + today + "." %}
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- if messages[0]['content'] is string %}{%- set system_message = messages[0]['content'] %}
+    {%- else %}{%- set system_message = messages[0]['content'][0]['text'] %}
+    {%- endif %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = default_system_message %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- '[SYSTEM_PROMPT]' + system_message + '[/SYSTEM_PROMPT]' }}
+{%- for message in loop_messages %}
+    {%- if message['role'] == 'user' %}
+        {%- if message['content'] is string %}{{- '[INST]' + message['content'] + '[/INST]' }}
+        {%- else %}
+            {{- '[INST]' }}
+            {%- for block in message['content'] %}
+                {%- if block['type'] == 'text' %}{{- block['text'] }}
+                {%- elif block['type'] in ['image', 'image_url'] %}{{- '[IMG]' }}
+                {%- else %}{{- raise_exception('Only text and image blocks are supported in message content!') }}
+                {%- endif %}
+            {%- endfor %}
+            {{- '[/INST]' }}
+        {%- endif %}
+    {%- elif message['role'] == 'assistant' %}
+        {%- if message['content'] is string %}{{- message['content'] + eos_token }}
+        {%- else %}{{- message['content'][0]['text'] + eos_token }}
+        {%- endif %}
+    {%- else %}{{- raise_exception('Only user, system and assistant roles are supported!') }}
+    {%- endif %}
+{%- endfor %}"""
+PHI_4 = """{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + message['content'] + '<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant<|im_sep|>'}}{% generation %}{{message['content'] + '<|im_end|>'}}{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"""
+GLM = """[gMASK]<sop>
+{%- if tools -%}
+<|system|>
+# Tools
+{% for tool in tools %}
+{{ tool | tojson(ensure_ascii=False) }}
+{% endfor %}
+{%- endif -%}
+{%- macro visible_text(content) -%}
+    {%- if content is string -%}{{- content }}
+    {%- elif content is iterable and content is not mapping -%}
+        {%- for item in content -%}
+            {%- if item is mapping and item.type == 'text' -%}{{- item.text }}
+            {%- elif item is string -%}{{- item }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}{{- content }}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set ns = namespace(last_user_index=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{% set ns.last_user_index = loop.index0 -%}{%- endif %}{%- endfor %}
+{% for m in messages %}
+{%- if m.role == 'user' -%}<|user|>
+{{ visible_text(m.content) }}
+{{- '/nothink' if (enable_thinking is defined and not enable_thinking and not visible_text(m.content).endswith("/nothink")) else '' -}}
+{%- elif m.role == 'assistant' -%}
+<|assistant|>
+{%- set reasoning_content = '' %}
+{%- set content = visible_text(m.content) %}
+{%- if m.reasoning_content is string %}{%- set reasoning_content = m.reasoning_content %}
+{%- elif '</think>' in content %}
+    {%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+    {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+{%- endif %}
+{%- if loop.index0 > ns.last_user_index and reasoning_content -%}{{ '\n<think>' + reasoning_content.strip() + '</think>' }}{%- else -%}{{ '\n<think></think>' }}{%- endif -%}
+{%- if content.strip() -%}{{ '\n' + content.strip() }}{%- endif -%}
+{% if m.tool_calls %}
+{% for tc in m.tool_calls %}
+{%- if tc.function %}{%- set tc = tc.function %}{%- endif %}
+{{ '\n<tool_call>' + tc.name }}
+{% set _args = tc.arguments %}
+{% for k, v in _args.items() %}
+<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>
+{% endfor %}
+</tool_call>{% endfor %}
+{% endif %}
+{%- elif m.role == 'tool' -%}
+{%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|observation|>' }}{%- endif %}
+{{- '\n<tool_response>\n' }}
+{{- m.content if m.content is string else m.content | tojson }}
+{{- '\n</tool_response>' }}
+{%- elif m.role == 'system' -%}<|system|>
+{{ visible_text(m.content) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    <|assistant|>{{- '\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}
+{%- endif -%}"""
+QWEN_CODER = """{% macro render_item_list(item_list, tag_name='required') %}
+    {%- if item_list is defined and item_list is iterable and item_list | length > 0 %}
+        {%- if tag_name %}{{- '\n<' ~ tag_name ~ '>' -}}{% endif %}
+            {{- '[' }}
+                {%- for item in item_list -%}
+                    {%- if loop.index > 1 %}{{- ", " }}{% endif -%}
+                    {%- if item is string -%}{{ "`" ~ item ~ "`" }}{%- else -%}{{ item }}{%- endif -%}
+                {%- endfor -%}
+            {{- ']' }}
+        {%- if tag_name %}{{- '</' ~ tag_name ~ '>' -}}{% endif %}
+    {%- endif %}
+{% endmacro %}
+{%- if not tools is defined %}{%- set tools = [] %}{%- endif %}
+{%- for message in messages %}
+    {%- if loop.index > 3 and message.role == "critic" %}{%- break %}{%- endif %}
+    {%- if message.role == "system" and loop.index0 > 0 %}{%- continue %}{%- endif %}
+    {{- '<|im_start|>' + message.role }}
+    {%- if message.content is defined and message.content is string and message.content | trim | length > 0 %}
+        {{- '\n' + message.content | trim + '\n' }}
+    {%- endif %}
+    {%- for tool_call in message.tool_calls or [] %}
+        {{- '\n<tool_call>\n<function=' + tool_call.function.name + '>\n' }}
+        {%- for args_name, args_value in tool_call.function.arguments | items %}
+            {{- '<parameter=' + args_name + '>\n' }}
+            {%- set args_value = args_value | tojson | safe if args_value is mapping or (args_value is sequence and args_value is not string) else args_value | string %}
+            {{- args_value }}
+            {{- '\n</parameter>\n' }}
+        {%- endfor %}
+        {{- '</function>\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- for tool in tools or [] %}
+    {{- tool.function.name ~ render_item_list(tool.function.parameters.required) }}
+    {%- for param_name, param_fields in tool.function.parameters.properties | dictsort %}
+        {{- '\n' ~ param_name ~ ':' ~ param_fields.type | upper }}
+    {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
 CORPUS: dict[str, str | dict[str, str]] = {
     "ChatML": CHAT_ML,
     "Llama 2": LLAMA_2,
@@ -282,6 +448,11 @@ CORPUS: dict[str, str | dict[str, str]] = {
     "DeepSeek": DEEPSEEK,
     "Command R": COMMAND_R,
     "channels": REASONING,
+    "Gemma 3": GEMMA_3,
+    "Mistral Small": MISTRAL_SMALL,
+    "Phi 4": PHI_4,
+    "GLM 4.5": GLM,
+    "Qwen 3 Coder": QWEN_CODER,
 }
 SYSTEM = {"role": "system", "content": "Be brief.\n"}
 HI = {"role": "user", "content": " How warm is it in <b>Ärö</b> & 日? "}
@@ -295,6 +466,15 @@ RESULT = {"role": "tool", "content": "21", "tool_call_id": "abcdefghi", "name": 
 ANSWER = {"role": "assistant", "content": "It is 21 °C.\n"}
 THOUGHT = {"role": "assistant", "content": "Warm.", "reasoning_content": "21 is\nwarm"}
 MARKED = {"role": "assistant", "content": "<think>\nHm\n</think>\n\nWarm."}
+PARTS = [{"type": "text", "text": "first "}, {"type": "text", "text": " second <b>"}]
+IN_PARTS: dict[str, list[dict[str, Any]]] = {
+    "users": [{"role": "user", "content": PARTS}],
+    "one": [SYSTEM, {"role": "user", "content": PARTS[:1]}],
+    "systems": [{"role": "system", "content": PARTS}, HI],
+    "last": [HI, {"role": "assistant", "content": PARTS}],
+    "results": [HI, CALLING, RESULT | {"content": PARTS}],
+}
+"""Conversations with contents that are lists."""
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one": [HI],
     "system": [SYSTEM, HI],

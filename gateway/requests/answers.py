@@ -12,7 +12,7 @@ from gateway.text.answers.formats import NONE, THOUGHTS, AnswerFormat, answer_fo
 from gateway.text.answers.grammar import CLOSED, OPEN, PLAIN, structure_of
 from gateway.text.answers.reader import AnswerReader, CallBegan
 from gateway.text.answers.reasoning_tokens import ReasoningTokens
-from gateway.text.chat_messages import CONTINUE, REASONING, Message
+from gateway.text.chat_messages import CONTINUE, REASONING, Message, said_in
 from gateway.text.chat_template import NAMED
 from gateway.text.detokenizer import TokenDecoder
 from gateway.text.tokenizer import Tokenizer, is_short
@@ -131,9 +131,10 @@ def _goes_on_within(wish: AnswerWish, format: AnswerFormat) -> bool | None:
         return None
     if part in REASONING:
         return True
-    said, thoughts = wish.last.get(part if isinstance(part, str) else "content"), THOUGHTS.get(format.thoughts)
-    if thoughts is None or not isinstance(said, str):
+    thoughts = THOUGHTS.get(format.thoughts)
+    if thoughts is None:
         return False
+    said = said_in(wish.last.get(part if isinstance(part, str) else "content"))
     return said.rfind(thoughts.begin) > said.rfind(thoughts.end)
 
 

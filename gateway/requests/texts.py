@@ -10,6 +10,7 @@ from gateway.auth.tenant import Tenant
 from gateway.text.chat_messages import MAX_MESSAGES, Message, chat_goes_on, goes_on
 from gateway.text.tokenizer import Tokenizer, is_short
 from gateway.work.once import Once
+from slipstream.errors import NUMBER_OUT_OF_RANGE, InvalidArgument
 from slipstream.v1 import gateway_pb2
 
 Encode = Callable[[int, Tenant], Awaitable[Sequence[int]]]
@@ -24,9 +25,16 @@ class RequestText:
     """A prompt or a prediction."""
 
     def __init__(
-        self, least: int, encode: Encode, *, short: bool = False, goes_on: bool = True, ends: Sequence[str] = ()
+        self,
+        least: int,
+        encode: Encode,
+        *,
+        short: bool = False,
+        goes_on: bool = True,
+        ends: Sequence[str] = (),
+        around: tuple[int, int] = (0, 0),
     ) -> None:
-        """`short`: encoding it waits for nothing."""
+        """`short`: encoding it waits for nothing. `around`: tokens that the tokenizer puts before and behind it."""
         self.least = least
         """Tokens that it has at least."""
         self.goes_on = goes_on
@@ -34,9 +42,28 @@ class RequestText:
         self.ends = ends
         """Texts that end what is written behind it."""
         self._encode = encode
+        self._around = around
         self._short = short
         self._encoded: Once[Sequence[int]] | None = None
         self._kept: tuple[int, ...] | None = None
+
+    def cut(self, most: int, *, at_the_end: bool) -> RequestText:
+        """This text, with `most` tokens: the last ones, or the first. -1: as many as it may have. Those that the
+        tokenizer puts around a text stay."""
+
+        async def encode(may: int, tenant: Tenant) -> Sequence[int]:
+            if most > may:
+                raise InvalidArgument(
+                    f"truncate_prompt_tokens is {most}, and a prompt has at most {may} tokens here; send less.",
+                    reason=NUMBER_OUT_OF_RANGE,
+                    field="truncate_prompt_tokens",
+                    numbers={"least": -1, "most": may},
+                )
+            tokens = await self.tokens(0, tenant)
+            return cut_tokens(tokens, may if most < 0 else most, self._around, at_the_end=at_the_end)
+
+        least = min(self.least, most) if most >= 0 else 1
+        return RequestText(least, encode, short=self._short, goes_on=self.goes_on, ends=self.ends)
 
     async def tokens(self, most: int, tenant: Tenant) -> Sequence[int]:
         """Encoded by the first that asks. Raises what encoding raises."""
@@ -79,8 +106,24 @@ class Texts:
 def text_of(tokenizer: Tokenizer, text: str) -> RequestText:
     """A prompt. Raises InvalidArgument for a text above the size limit."""
     return RequestText(
-        tokenizer.least_tokens(text), lambda _, tenant: tokenizer.encode(text, tenant), short=is_short(text)
+        tokenizer.least_tokens(text),
+        lambda _, tenant: tokenizer.encode(text, tenant),
+        short=is_short(text),
+        around=tokenizer.encoding.around,
     )
+
+
+def cut_tokens(tokens: Sequence[int], most: int, around: tuple[int, int], *, at_the_end: bool) -> Sequence[int]:
+    """`around`: tokens at the beginning and at the end that stay, as far as there is room for them."""
+    if len(tokens) <= most:
+        return tokens
+    before, behind = around
+    if most <= before + behind:  # nothing of the text would stay
+        return tokens[:most] if at_the_end else tokens[len(tokens) - most :]
+    end = len(tokens) - behind
+    kept = most - before - behind
+    text = tokens[before : before + kept] if at_the_end else tokens[end - kept : end]
+    return [*tokens[:before], *text, *tokens[end:]]
 
 
 def part_of(tokenizer: Tokenizer, text: str) -> RequestText:

@@ -551,10 +551,15 @@ class SessionRegistry:
             revision=stored.revision,
         )
         wanted = request.logprobs or request.HasField("prompt_logprobs")
-        shown = self._tokenizer.shown if wanted else number_only
+        every = request.show_special_tokens
+        shown = (self._tokenizer.shown_special if every else self._tokenizer.shown) if wanted else number_only
         before = started.prompt_token_ids if stored.follows_prompt else ()
-        special = set(request.shown_special_token_ids).difference(request.stop_token_ids)
-        return OutputStream(started, Transcript(self._tokenizer.detokenizer(before, special), request.stop, shown))
+        special = self._tokenizer.special_token_ids if every else frozenset(request.shown_special_token_ids)
+        if not (every and request.include_stop):
+            special = special.difference(request.stop_token_ids)
+        detokenizer = self._tokenizer.detokenizer(before, special, as_text=every)
+        transcript = Transcript(detokenizer, request.stop, shown, include_stop=request.include_stop)
+        return OutputStream(started, transcript)
 
     def _new_id(self) -> str:
         return f"{self._context.random_bits(128):032x}"

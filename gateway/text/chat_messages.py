@@ -89,12 +89,26 @@ def _function(call: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def texts_in(content: Any) -> list[str]:
+    """The texts of a message's content: its own, or those of its parts."""
+    if isinstance(content, list):
+        found = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return [text for text in found if isinstance(text, str)]
+    return [content] if isinstance(content, str) else []
+
+
+def said_in(content: Any) -> str:
+    """The text of a message's content: a line for each part."""
+    return "\n".join(texts_in(content))
+
+
 class UnfinishedMessage:
     """The last message of a conversation, with a mark at the end of its text: what the template puts behind the mark is
     left out, whatever the message says."""
 
-    def __init__(self, message: Message, field: str) -> None:
-        """`field`: `content`, or one of its reasoning. Raises InvalidArgument where the message has no text there."""
+    def __init__(self, message: Message, field: str, template: str) -> None:
+        """`field`: `content`, or one of its reasoning. Raises InvalidArgument where the message has no text there, or
+        the template's source does not name it."""
         self._mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
         content = message.get(field)
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
@@ -113,6 +127,12 @@ class UnfinishedMessage:
         else:
             marked_content = marked
         same = [name for name in REASONING if message.get(name) == text] if field in REASONING else [field]
+        if not any(name in template for name in same):
+            raise InvalidArgument(
+                f"The model's chat template does not read {field}, which continue_final_message goes on with.",
+                reason="CHAT_REFUSED",
+                field="chat.messages",
+            )
         self.message: dict[str, Any] = {**message, **dict.fromkeys(same, marked_content)}
 
     def cut(self, rendered: str) -> str:

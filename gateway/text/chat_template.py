@@ -8,7 +8,7 @@ files of a model; none is ever taken from a request.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_con
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -29,11 +29,14 @@ from gateway.text.chat_messages import (
     as_template_reads,
     with_written_arguments,
 )
-from slipstream.errors import FIELDS_CONFLICT, FailedPrecondition, InvalidArgument
+from gateway.text.written_roles import WrittenRoles, with_fitting_content, written_roles
+from slipstream.errors import FIELD_INVALID, FIELDS_CONFLICT, FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 
 MAX_STEPS = 1_000_000
 """Calls and passes through loops of one rendering; a conversation of 10,000 messages takes a few of each."""
+TRIED_STEPS = 10_000
+"""Of a conversation of a few messages, with which it is found out what a template writes."""
 MAX_REPEATED = 1_000_000
 """Most characters or elements that multiplication makes; most bits of a power."""
 
@@ -50,6 +53,8 @@ class ChatTemplate:
         self.given = source
         self.max_bytes = max_bytes
         self._compiled: dict[str, Template] = {}
+        self._written: dict[tuple[str, bool], WrittenRoles] = {}
+        """By source of the template, and whether there are tools."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -87,25 +92,45 @@ class ChatTemplate:
                 reason=FIELDS_CONFLICT,
                 field="chat.template_variables_json",
             )
-        read = [as_template_reads(each) for each in messages]
+        documents = variables.get("documents")
+        if documents is not None and not _are_objects(documents):
+            raise InvalidArgument(
+                "documents is a list of objects, with title and text.", reason=FIELD_INVALID, field="documents"
+            )
+        written = self._written_roles(source, tools=bool(tools))
+        read = [with_fitting_content(as_template_reads(each), written) for each in messages]
         last = None
         if unfinished:
-            last = UnfinishedMessage(read[-1], unfinished if isinstance(unfinished, str) else "content")
+            last = UnfinishedMessage(read[-1], unfinished if isinstance(unfinished, str) else "content", source)
             read[-1] = last.message
         given = {
             **variables,
             "messages": read,
             "tools": list(tools) or None,
-            "documents": variables.get("documents"),
+            "documents": documents,
             GENERATE: not unfinished if begins is None else begins,
         }
         text = self._rendered(source, given)
         return text if last is None else last.cut(text)
 
-    def _rendered(self, source: str, given: dict[str, Any]) -> str:
+    def written_roles(self, *, tools: bool, name: Any = None) -> WrittenRoles:
+        """Roles whose texts the template for these requests writes. Raises what `source` raises."""
+        return self._written_roles(self.source(tools=tools, name=name), tools=tools)
+
+    def _written_roles(self, source: str, *, tools: bool) -> WrittenRoles:
+        key = source, tools
+        if key not in self._written:
+            usual = {"documents": None, GENERATE: True}
+            self._written[key] = written_roles(
+                lambda given: self._rendered(source, usual | given, most=TRIED_STEPS), tools=tools
+            )
+        return self._written[key]
+
+    def _rendered(self, source: str, given: dict[str, Any], most: int | None = None) -> str:
+        """`most`: steps; None: as many as a rendering may take."""
         assert self.given is not None
         template = self._template(source)
-        token = _steps.set(0)
+        token = _steps.set(0 if most is None else MAX_STEPS - most)
         try:
             return self._joined(template.generate({**self.given.special_tokens, **given}))
         except InvalidArgument:
@@ -113,7 +138,7 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: it may fail in any way
             written = with_written_arguments(given["messages"])
             if isinstance(error, TypeError) and written is not None:  # some write them as they come from OpenAI
-                return self._rendered(source, given | {"messages": written})
+                return self._rendered(source, given | {"messages": written}, most)
             raise InvalidArgument(
                 f"The model's chat template does not take this conversation: {error}. Change its messages.",
                 reason="CHAT_REFUSED",
@@ -151,30 +176,49 @@ class ChatTemplate:
         return self._compiled[source]
 
 
+def _are_objects(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, Mapping) for each in values)
+
+
 def _compile(source: str) -> Template:
     environment = _Sandbox()
     try:
         tree = environment.parse(source)
         for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+            loop.iter = _counted_node(loop.iter)
+            if loop.recursive:
+                for call in loop.find_all(nodes.Call):
+                    if isinstance(call.node, nodes.Name) and call.node.name == "loop":
+                        call.args = [_counted_node(each) for each in call.args]
         tree.set_environment(environment)
         return environment.from_string(tree)
-    except TemplateSyntaxError as error:
+    except Exception as error:  # Jinja's own errors, and Python's where the program it made is none
+        where = f"line {error.lineno}: {error.message}" if isinstance(error, TemplateSyntaxError) else f"{error}"
         raise FailedPrecondition(
-            f"The model's chat template cannot be read (line {error.lineno}: {error.message}); name another one with "
+            f"The model's chat template cannot be read ({where}); name another one with "
             "GATEWAY_CHAT_TEMPLATE (`slipstream serve --chat-template FILE`).",
             reason="CHAT_TEMPLATE_BROKEN",
         ) from error
 
 
+def _counted_node(values: nodes.Node) -> nodes.Expr:
+    return nodes.Filter(values, "counted", [], [], None, None, lineno=values.lineno)
+
+
 class _Generation(Extension):
-    """`{% generation %}`: marks what the model wrote, for training; here its content stands as it is."""
+    """`{% generation %}`: marks what the model wrote, for training; here its content stands as it is. A block with a
+    caller, as in transformers: what stands in it sees the same names, and no `break` leaves it."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("written"), [], [], body, lineno=line)
+
+    def written(self, caller: Macro) -> str:
+        """What stands in the block."""
+        return caller()
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -185,7 +229,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters |= {"tojson": _to_json, "counted": _counted}
         self.globals |= {
             "raise_exception": _raise,
-            "strftime_now": lambda form: datetime.now().strftime(form),
+            "strftime_now": _strftime_now,
             "dict": _Dict(),
             "namespace": _Namespace,
         }
@@ -243,15 +287,23 @@ def _take(steps: int) -> None:
 
 
 @pass_context  # a template's own constants too are counted when it is rendered, not when it is compiled
-def _counted(_: Context, values: Iterable[Any]) -> list[Any]:
-    """A list of what a loop passes through; each element is a step."""
-    found = list(values)
-    _take(len(found))
-    return found
+def _counted(_: Context, values: Iterable[Any]) -> Iterator[Any]:
+    """What a loop passes through; each element is a step, when it comes: an iterator that a loop leaves goes on in the
+    next one."""
+    return map(_step, iter(values))
+
+
+def _step(value: Any) -> Any:
+    _take(1)
+    return value
 
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
 
 
 def _to_json(

@@ -42,7 +42,7 @@ class ControlTokens:
         role = message.get("role")  # a client of gRPC may send anything as one
         own = isinstance(role, str) and role in _APPLICATION
         return {
-            name: (self._application if own and isinstance(value, str) else self._everybody).marked(value, mark)
+            name: (self._application if own and _is_text(name, value) else self._everybody).marked(value, mark)
             for name, value in message.items()
         }
 
@@ -82,6 +82,10 @@ class _Breaker:
     def _may_go_on(self, text: str) -> bool:
         """Whether the text ends as a control token begins: what the template puts behind it could complete it."""
         return any(text[-size:] in self._begins for size in range(1, min(self._longest, len(text) + 1)))
+
+
+def _is_text(name: str, value: Any) -> bool:
+    return isinstance(value, str) or name == "content"
 
 
 def _is_markup(token: str) -> bool:

@@ -12,7 +12,7 @@ How much text is final depends on the tokenizer's decoder, so there is one detok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -50,12 +50,28 @@ class TokenDecoder:
         self._anchor = self._find_anchor() if _is_per_token(kinds) else None
         self._texts: dict[int, gateway_pb2.TokenText] = {}
 
-    def detokenizer(self, before: Sequence[int] = (), shown: Collection[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, before: Sequence[int] = (), shown: Collection[int] = (), *, as_text: bool = False
+    ) -> Detokenizer:
         """`before`: tokens that the text goes on from. Without any a decoder may strip a space that the first word has
-        inside a text. `shown`: special tokens that are written into the text."""
+        inside a text. `shown`: special tokens that are written into the text. `as_text`: as parts of the text, which is
+        what decoding it with them gives; else as marks, behind which a text begins."""
         plain = self._detokenizer(before)
-        written = {token: str(self._tokenizer.id_to_token(token)) for token in self._hidden.intersection(shown)}
-        return _Showing(plain, written) if written else plain
+        written = {token: self.written(token) for token in self._hidden.intersection(shown)}
+        return _Showing(plain, written, self._inside if as_text else None) if written else plain
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens without text."""
+        return frozenset(self._hidden)
+
+    def written(self, token: int) -> str:
+        """A special token as it is written."""
+        return str(self._tokenizer.id_to_token(token))
+
+    def _inside(self) -> Detokenizer:
+        """For what stands within a text."""
+        return self._detokenizer(() if self._anchor is None else (self._anchor[0],))
 
     def control_token(self, mark: str) -> int | None:
         """The token that is written so and that grammars take for no text: a special one, or an added one in pointed
@@ -130,13 +146,22 @@ class TokenDecoder:
 class _Showing:
     """Writes some special tokens into the text, each of which ends what came before it."""
 
-    def __init__(self, plain: Detokenizer, written: Mapping[int, str]) -> None:
+    def __init__(
+        self, plain: Detokenizer, written: Mapping[int, str], inside: Callable[[], Detokenizer] | None
+    ) -> None:
+        """`inside`: makes the detokenizer of what follows them; None: it begins as it would without them."""
         self._plain = plain
         self._written = written
+        self._inside = inside
 
     def push(self, token: int) -> str:
         text = self._written.get(token)
-        return self._plain.push(token) if text is None else self._plain.flush() + text
+        if text is None:
+            return self._plain.push(token)
+        text = self._plain.flush() + text
+        if self._inside is not None:
+            self._plain = self._inside()
+        return text
 
     def flush(self) -> str:
         return self._plain.flush()

@@ -44,6 +44,8 @@ class TextEncoding:
             MIDDLE: middle.encode,
             RENDERED: plain,
         }
+        self.around = _around(encoder)
+        """Tokens that the tokenizer puts before and behind a text."""
         self._control: dict[str, ControlTokens] = {}
         """By source of the template."""
 
@@ -110,3 +112,11 @@ class TextEncoding:
 
     def _joined(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.shown(token).bytes for token in tokens)
+
+
+def _around(encoder: Encoder) -> tuple[int, int]:
+    """Tokens that a tokenizer puts before and behind a text."""
+    added = encoder.encode("a").special_tokens_mask
+    if 0 not in added:
+        return len(added), 0
+    return added.index(0), added[::-1].index(0)

@@ -172,10 +172,24 @@ class Tokenizer:
         """The text and bytes of one token."""
         return self.encoding.shown(token)
 
-    def detokenizer(self, before: Sequence[int] = (), shown: Collection[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, before: Sequence[int] = (), shown: Collection[int] = (), *, as_text: bool = False
+    ) -> Detokenizer:
         """A detokenizer for one session's output. `before`: tokens that its text goes on from. `shown`: special tokens
-        that are written into it."""
-        return self.encoding.decoder.detokenizer(before, shown)
+        that are written into it, `as_text` or as marks."""
+        return self.encoding.decoder.detokenizer(before, shown, as_text=as_text)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens without text."""
+        return self.encoding.decoder.special_tokens
+
+    def shown_special(self, token: int) -> gateway_pb2.TokenText:
+        """The text and bytes of one token where special tokens have text."""
+        known = self.shown(token)
+        if token not in self.special_token_ids:
+            return known
+        return gateway_pb2.TokenText(token_id=token, text=known.text, bytes=known.text.encode())
 
     def _checked_size(self, text: str) -> int:
         size = len(text.encode())

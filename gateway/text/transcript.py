@@ -1,6 +1,6 @@
 """A session's output as its client sees it: tokens, the text that is final, and which tokens carry it.
 
-The text ends before the first stop string, however tokens and deltas divide it.
+The text ends before the first stop string, or behind it if the request says so, however tokens and deltas divide it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ class StopStrings:
     arrived, so the same text ends at the same place whatever was drafted.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """`include`: the text ends behind the stop string, not before it."""
         self._matches = [StopMatch(stop) for stop in stops]
+        self._include = include
         self._held = ""
 
     def push(self, text: str) -> StopScan:
@@ -79,9 +81,9 @@ class StopStrings:
         held = self._held + text
         if found:
             end, size, stop = min(found)
-            start = len(self._held) + end + size
+            last = len(self._held) + end + (0 if self._include else size)
             self._held = ""
-            return StopScan(held[:start], stop)
+            return StopScan(held[:last], stop)
         keep = max((match.length for match in self._matches), default=0)
         self._held = held[len(held) - keep :]
         return StopScan(held[: len(held) - keep])
@@ -100,10 +102,12 @@ class Transcript:
     goes with the first tokens depends on them alone, too.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], shown: Shown = number_only) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str], shown: Shown = number_only, *, include_stop: bool = False
+    ) -> None:
         self._detokenizer = detokenizer
         self._shown_token = shown
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, include=include_stop)
         self._stopping = bool(stops)
         """Whether a stop string may yet cut tokens off."""
         self._ends: list[int] = []

@@ -13,7 +13,7 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 REQUEST_FIELDS = (
     *("model", "max_tokens", "stop_token_ids", "bad_words", "ignore_eos", "workload", "cache_salt", "priority"),
-    "mixed_arithmetic",
+    *("mixed_arithmetic", "include_stop", "show_special_tokens"),
 )
 """Options with the name and type of a field of the request; so are the next of a part of it, and those of
 `SamplingOptions`."""
@@ -47,6 +47,10 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     """The text ends before the first of these strings."""
     stop_token_ids: Sequence[int] | None
+    include_stop: bool
+    """The text ends behind the stop string that ended it, not before."""
+    show_special_tokens: bool
+    """Special tokens stand in the text as they are written."""
     ignore_eos: bool
     """Continue after the model's end-of-text token."""
     speculation: bool

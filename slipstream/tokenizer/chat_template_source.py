@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from slipstream.tokenizer.special_tokens import load_special_tokens
 from slipstream.tokenizer.vocabulary import is_local, model_folder, read_json, source_and_revision, tokenizer_file
 
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Names by which templates know special tokens."""
 ADDITIONAL = "additional_chat_templates"
 """Folder of a model's templates beside the usual one."""
 SHIPPED_FOLDER = Path(__file__).parent / "chat_templates"
@@ -71,11 +69,10 @@ class ChatTemplateSource:
 
 def load_chat_template(name: str, given: str = "") -> ChatTemplateSource | None:
     """The templates in the model's folder or hub repository, as transformers finds them: chat_template.jinja and
-    additional_chat_templates/NAME.jinja, else those in tokenizer_config.json. `given`: a file, or else the name of one
-    of the model's or of a shipped one, that serves in place of them all. None for a model without one. Raises NotFound
-    for a `given` that is none of these, FailedPrecondition for a broken configuration."""
-    config = _config(name)
-    templates, tokens = _own_templates(name, config), _special_tokens(name, config)
+    additional_chat_templates/NAME.jinja, else those in tokenizer_config.json, else in chat_template.json. `given`: a
+    file, or else the name of one of the model's or of a shipped one, that serves in place of them all. None for a model
+    without one. Raises NotFound for a `given` that is none of these, FailedPrecondition for a broken configuration."""
+    templates, tokens = _own_templates(name), load_special_tokens(name)
     if not given:
         return ChatTemplateSource(templates, tokens) if templates else None
     if Path(given).expanduser().is_file():
@@ -83,19 +80,6 @@ def load_chat_template(name: str, given: str = "") -> ChatTemplateSource | None:
     if given in templates:
         return ChatTemplateSource({"default": templates[given]}, tokens)
     return shipped_template(given, tokens, also=templates)
-
-
-def load_special_tokens(name: str) -> Mapping[str, str]:
-    """The special tokens of a model's folder or hub repository by their names in its configuration. Raises
-    FailedPrecondition for a broken one."""
-    return _special_tokens(name, _config(name))
-
-
-def _config(name: str) -> Mapping[str, Any]:
-    try:
-        return read_json(tokenizer_file(name, "tokenizer_config.json"))
-    except NotFound:
-        return {}
 
 
 def shipped_template(
@@ -128,15 +112,21 @@ def chat_template_fingerprint(name: str) -> str:
     return "" if source is None else source.fingerprint
 
 
-def _own_templates(name: str, config: Mapping[str, Any]) -> Mapping[str, str]:
-    """Files come before the configuration, as a whole."""
+def _own_templates(name: str) -> Mapping[str, str]:
+    """Files come before the configuration, as a whole; last is the file of a model that also reads images."""
     files = dict[str, str]()
     with suppress(NotFound):
         files["default"] = _text(tokenizer_file(name, "chat_template.jinja"))
     files |= {each: _text(tokenizer_file(name, f"{ADDITIONAL}/{each}.jinja")) for each in _additional(name)}
-    if files:
-        return files
-    found = config.get("chat_template") or {}
+    return files or _named(name, "tokenizer_config.json") or _named(name, "chat_template.json")
+
+
+def _named(name: str, file: str) -> Mapping[str, str]:
+    """What stands under chat_template in a file: a template, or several with names."""
+    try:
+        found = read_json(tokenizer_file(name, file)).get("chat_template") or {}
+    except NotFound:
+        return {}
     if isinstance(found, str):
         return {"default": found}
     if isinstance(found, list):
@@ -165,22 +155,6 @@ def _additional(name: str) -> list[str]:
             return []
         listed = [file.name for file in known.glob("*.jinja")]
     return sorted(Path(each).stem for each in listed if each.endswith(".jinja"))
-
-
-def _special_tokens(name: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name: strings, or objects with `content`. Configurations of earlier releases, which list no
-    added tokens, leave them to special_tokens_map.json."""
-    names = dict(config)
-    if "added_tokens_decoder" not in config:
-        with suppress(NotFound):
-            names |= read_json(tokenizer_file(name, "special_tokens_map.json"))
-    found = {}
-    for each in SPECIAL_TOKENS:
-        token = names.get(each)
-        content = token.get("content") if isinstance(token, dict) else token
-        if isinstance(content, str):
-            found[each] = content
-    return found
 
 
 def _text(file: Path) -> str:

@@ -16,9 +16,9 @@ from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
 from gateway.api.openai.fields import (
+    CutPromptFields,
     Fields,
     RequestFields,
-    SamplingFields,
     log_unknown,
     reasoning_variables,
 )
@@ -73,13 +73,9 @@ class ChatMessage(Fields):
     """The one call of a message, as requests with `functions` have it; its result is a message of role `function`."""
 
     def as_template_data(self) -> dict[str, Any]:
-        """The message as templates know it: content is one text, arguments of tool calls are objects. Raises
-        InvalidArgument for arguments that are not a JSON object."""
-        content = self.content
-        if isinstance(content, list):
-            content = text_of(content)
-        elif content is None:
-            content = self.refusal
+        """The message as templates know it: content is a text or parts that are texts, arguments of tool calls are
+        objects. Raises InvalidArgument for arguments that are not a JSON object."""
+        content = self.refusal if self.content is None else content_of(self.content)
         data: dict[str, Any] = {"role": self.role, "content": content}
         for name in ("name", "reasoning", "tool_call_id"):
             data[name] = getattr(self, name)
@@ -175,7 +171,7 @@ class ConversationFields(RequestFields):
         return asked or self.tool_choice
 
 
-class ChatRequest(ConversationFields, SamplingFields):
+class ChatRequest(ConversationFields, CutPromptFields):
     parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=2**32 - 1)
     """Comes before `max_tokens`."""
@@ -204,7 +200,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         )
         plan = plan_of(parts.tokenizer, parts.config, wish)
         messages = [] if position else fitted_chat(parts.tokenizer, asked.template_data(), tools, variables)
-        prompt = chat_of(parts.tokenizer, messages, tools, variables)
+        prompt = asked.cut(chat_of(parts.tokenizer, messages, tools, variables))
         return ChatCall(parts, context, asked, prompt, plan).answer(position, request.query_params)
 
     return router
@@ -383,9 +379,12 @@ class Said(Protocol):
     refusal: str
 
 
-def text_of(parts: Sequence[Said]) -> str:
-    """A line for each part: its text, or what the model said instead of an answer."""
-    return "\n".join(part.text or part.refusal for part in parts)
+def content_of(content: str | Sequence[Said]) -> str | list[dict[str, str]]:
+    """A content as templates know it: a text, or parts, each with its text or what the model said instead of an
+    answer."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text or part.refusal} for part in content]
 
 
 def _function_id(name: str) -> str:

@@ -16,7 +16,7 @@ from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending
 from gateway.api.openai.completion_logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
-from gateway.api.openai.fields import SamplingFields, Strings, TokenIds, log_unknown
+from gateway.api.openai.fields import CutPromptFields, Strings, TokenIds, log_unknown
 from gateway.request_context import RequestContext
 from gateway.requests.texts import text_of, tokens_of
 from gateway.sessions.output_stream import Event
@@ -29,7 +29,7 @@ MAX_TOKENS_DEFAULT = 16
 continued has no turn that ends, as a chat has."""
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(CutPromptFields):
     special_tokens = True
     prompt: str | TokenIds | Strings | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
@@ -100,9 +100,12 @@ class CompletionCall(Call):
         self._prompts = asked.prompts()
         if asked.max_tokens is None and not parts.config.max_tokens_default:
             asked.max_tokens = MAX_TOKENS_DEFAULT
-        self._echoes = [Once(partial(self._echo, prompt)) for prompt in self._prompts]
+        self._echoes: dict[int, Once[str]] = {}
+        """By index of the prompt."""
         tokenizer, indices = parts.tokenizer, list(range(asked.choices)) * len(self._prompts)
-        prompts = [text_of(tokenizer, each) if isinstance(each, str) else tokens_of(each) for each in self._prompts]
+        prompts = [
+            asked.cut(text_of(tokenizer, each) if isinstance(each, str) else tokens_of(each)) for each in self._prompts
+        ]
         self._begun: set[int] = set()
         """Indices of the choices whose prompt was sent, where a stream sends prompts."""
         self._silent = asked.max_tokens == 0
@@ -142,7 +145,13 @@ class CompletionCall(Call):
         return made
 
     async def _echoed(self, choice: Choice) -> str:
-        return await self._echoes[choice.index // self.asked.choices].get() if self.asked.echo else ""
+        if not self.asked.echo:
+            return ""
+        index, cut = choice.index // self.asked.choices, self.asked.truncate_prompt_tokens is not None
+        prompt = choice.started.prompt_token_ids if cut else self._prompts[index]
+        if index not in self._echoes:
+            self._echoes[index] = Once(partial(self._echo, prompt))
+        return await self._echoes[index].get()
 
     async def _echo(self, prompt: str | Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt, self._context.tenant)

@@ -39,14 +39,15 @@ _INSTEAD = {
     "guided_grammar": "send structured_outputs.grammar",
     "functions": "ask /v1/chat/completions, or send tools",
     "function_call": "ask /v1/chat/completions, or send tool_choice",
-    "truncate_prompt_tokens": "shorten the prompt yourself",
+    "truncate_prompt_tokens": "ask /v1/completions or /v1/chat/completions, or shorten the prompt yourself",
+    "truncation_side": "ask /v1/completions or /v1/chat/completions",
     "prompt_embeds": "send a text or token ids",
     "prompt_logprobs": "ask /v1/completions for them",
     "logits_processors": "leave it out",
-    "include_stop_str_in_output": "append the stop string yourself",
+    "include_stop_str_in_output": "ask an API of OpenAI's, or append the stop string yourself",
     "use_beam_search": "leave it out",
     "length_penalty": "leave it out",
-    "skip_special_tokens": "ask for return_token_ids and decode them",
+    "skip_special_tokens": "ask an API of OpenAI's",
     "detokenize": "ask for return_token_ids",
     "modalities": "ask for text alone",
     "audio": "leave it out",
@@ -67,7 +68,7 @@ _INSTEAD = {
     "guided_decoding": "send structured_outputs",
     "structural_tag": "send structured_outputs",
     "stop_regex": "send stop",
-    "no_stop_trim": "append the stop string yourself",
+    "no_stop_trim": "send include_stop_str_in_output",
     "custom_logit_processor": "leave it out",
     "repeat_penalty": "send repetition_penalty",
     "n_predict": "send max_tokens",
@@ -215,6 +216,11 @@ class SamplingFields(RequestFields):
     n: int | None = Field(None, ge=1, le=128)
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    """The text ends behind the stop string, not before it; a special token that ends it is shown too, where special
+    tokens are."""
+    skip_special_tokens: bool | None = None
+    """False: special tokens stand in the text as they are written."""
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=_MOST)
     """Output tokens before which no stop token ends the text."""
@@ -268,6 +274,8 @@ class SamplingFields(RequestFields):
                 ignore_eos=bool(self.ignore_eos),
                 min_tokens=self.min_tokens or 0,
                 bad_words=self.bad_words or (),
+                include_stop=bool(self.include_stop_str_in_output),
+                show_special_tokens=self.skip_special_tokens is False,
                 speculation=self._speculation(),
                 workload=self.workload or "",
                 cache_salt=self.cache_salt or "",
@@ -336,6 +344,21 @@ class SamplingFields(RequestFields):
                 field="response_format",
             )
         return structure_from_proto(found[0]) if found else None
+
+
+class CutPromptFields(SamplingFields):
+    """Of requests whose prompt may be cut to a length."""
+
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**63 - 1)
+    """Most tokens of the prompt, as vLLM has it; -1: as many as the model and the API key take."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are cut off; default: left, so that the end of the prompt stays."""
+
+    def cut(self, prompt: RequestText) -> RequestText:
+        """The prompt, cut if the request says so."""
+        if self.truncate_prompt_tokens is None:
+            return prompt
+        return prompt.cut(self.truncate_prompt_tokens, at_the_end=self.truncation_side == "right")
 
 
 def log_unknown(fields: RequestFields) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, parsed_arguments, text_of
+from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, content_of, parsed_arguments
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, reasoning_variables
-from gateway.text.chat_messages import MAX_MESSAGES
+from gateway.text.chat_messages import MAX_MESSAGES, said_in
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 
 
@@ -51,17 +51,13 @@ class InputItem(Fields):
             call = {"id": self.call_id, "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         if self.type == "function_call_output":
-            return {"role": "tool", "content": _text(self.output), "tool_call_id": self.call_id}
-        return {"role": self.role or "user", "content": _text(self.content)}
+            return {"role": "tool", "content": content_of(self.output or ""), "tool_call_id": self.call_id}
+        return {"role": self.role or "user", "content": content_of(self.content or "")}
 
     @property
     def reasoned(self) -> str:
         """The text of an item of reasoning."""
-        return _text(self.content or self.summary)
-
-
-def _text(content: str | list[ContentPart] | None) -> str:
-    return content or "" if isinstance(content, str | None) else text_of(content)
+        return said_in(content_of(self.content or self.summary or ""))
 
 
 def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 from gateway.api.openai.chat import logprob_entry
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.sessions.output_stream import Event
+from gateway.text.chat_messages import said_in, texts_in
 from slipstream.errors import NotFound
 from slipstream.v1 import gateway_pb2
 
@@ -100,20 +101,22 @@ def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[s
     """The conversation up to a response as its input items, in order."""
     items: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
-        id, role, text = f"{INPUT_PREFIX}{session}_{place}", message["role"], message.get("content") or ""
+        id, role, texts = f"{INPUT_PREFIX}{session}_{place}", message["role"], texts_in(message.get("content"))
         if role == "tool":
-            call = message.get("tool_call_id") or ""
-            item = {"type": "function_call_output", "call_id": call, "output": text, "status": "completed"}
+            call, output = message.get("tool_call_id") or "", said_in(message.get("content"))
+            item = {"type": "function_call_output", "call_id": call, "output": output, "status": "completed"}
             items.append({"id": id, **item})
             continue
         if reasoning := message.get("reasoning_content"):
             part = {"type": "reasoning_text", "text": reasoning}
             known = {"id": f"{REASONING_PREFIX}{session}_{place}", "type": "reasoning", "status": "completed"}
             items.append({**known, "summary": [], "content": [part]})
-        if text or not message.get("tool_calls"):
-            kind = "output_text" if role == "assistant" else "input_text"
-            part = {"type": kind, "text": text} | ({"annotations": []} if role == "assistant" else {})
-            items.append({"id": id, "type": "message", "role": role, "status": "completed", "content": [part]})
+        if any(texts) or not message.get("tool_calls"):
+            own: dict[str, Any] = {"type": "input_text"}
+            if role == "assistant":
+                own = {"type": "output_text", "annotations": []}
+            content = [own | {"text": text} for text in texts or [""]]
+            items.append({"id": id, "type": "message", "role": role, "status": "completed", "content": content})
         for number, call in enumerate(message.get("tool_calls") or ()):
             items.append(
                 {

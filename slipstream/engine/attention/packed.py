@@ -1,12 +1,16 @@
 """Packed attention: a loop over sessions inside one flat [1, H, T, D] call.
 
-Registered with the library under one name *without* a mask entry, so models build no mask of their own; the step plan
-arrives as the keyword `plan` of `model(...)`. A loop beats padding because sessions differ in length, and each
-session's result does not depend on the other sessions of the step.
+Registered with the library under one name *without* a mask entry, so models build no mask of their own. The step plan
+is that of the context (`planned`), since not every family hands keywords of `model(...)` down to its layers. A loop
+beats padding because sessions differ in length, and each session's result does not depend on the other sessions of the
+step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +29,22 @@ class Attending(Protocol):
 
 
 class Attender(Protocol):
-    def attend(self, module: Attending, states: States, extras: dict[str, object]) -> torch.Tensor: ...
+    def attend(self, module: Any, states: States, extras: dict[str, object]) -> torch.Tensor:
+        """`module`: the attention layer, the library's (`Attending`) or ours."""
+        ...
+
+
+_plan: ContextVar[Attender | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def planned(plan: Attender) -> Iterator[None]:
+    """A model that runs in this block computes these sessions."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
 
 
 def attention(
@@ -37,10 +56,10 @@ def attention(
     **extras: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, Dk]; key, value [1, Hkv, T, D] after rotation, not repeated. Returns [1, T, H, Dv]."""
-    plan = extras.get("plan")
+    plan = _plan.get()
     if plan is None:
         raise FailedPrecondition(f"{type(module).__name__} is not reached by the step plan; the model cannot be packed")
-    return plan.attend(module, (query, key, value), extras), None  # type: ignore[attr-defined]
+    return plan.attend(module, (query, key, value), extras), None
 
 
 def register() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from slipstream.engine.attention.packed import planned
 from slipstream.engine.kvcache.store import AttentionLayer
 from slipstream.errors import FailedPrecondition
 
@@ -66,4 +67,5 @@ def run_tiny_pass(model: torch.nn.Module, device: torch.device, probe: Probe) ->
     """Of two tokens."""
     ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
     positions = torch.arange(2, device=device).unsqueeze(0)
-    model(input_ids=ids, position_ids=positions, use_cache=False, plan=probe, logits_to_keep=positions[0, :1])
+    with planned(probe):
+        model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=positions[0, :1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from slipstream.tokenizer.vocabulary import is_local, source_and_revision
 log = logging.getLogger(__name__)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_SAYS = "_supports_attention_backend"
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -156,10 +158,14 @@ def _configuration(name: str) -> tuple[str, dict[str, Any], Any]:
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:
+    """Raises NotFound without one, and FailedPrecondition for a family that cannot be packed: before any weight is
+    read."""
     try:
         config = AutoConfig.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError) as error:
         raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
+    if config.model_type not in FAMILIES:  # these may need none of the library's modelling code, which this imports
+        _check_family(source, config)
     return config
 
 
@@ -179,7 +185,20 @@ def why_unsupported(config: Any) -> str:
         return f"{type(config).__name__} is no causal language model"
     if getattr(kind, "_is_stateful", False):
         return "its recurrent state cannot be rolled back"
-    return "" if getattr(kind, "_supports_attention_backend", False) else "its attention cannot be replaced"
+    return "" if _calls_the_interface(kind) else "its attention cannot be replaced"
+
+
+def _calls_the_interface(kind: type[Any]) -> bool:
+    """Whether a class calls the attention that is plugged in. Some do and do not say so (StableLM, BioGPT): the trial
+    shows whether that is their whole attention."""
+    said = [vars(each)[_SAYS] for each in kind.__mro__ if _SAYS in vars(each) and each.__name__ != "PreTrainedModel"]
+    return bool(said[0]) if said else hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS")
+
+
+def _check_family(source: str, config: Any) -> None:
+    """Raises FailedPrecondition for a family that cannot be packed."""
+    if why := why_unsupported(config):
+        raise _unsupported(source, why)
 
 
 def _without_weights(source: str, config: Any) -> Any:
@@ -194,8 +213,7 @@ def _without_weights(source: str, config: Any) -> Any:
 
 def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
     """Imports the library's modelling code. Raises FailedPrecondition."""
-    if why := why_unsupported(config):
-        raise _unsupported(source, why)
+    _check_family(source, config)
     register()
     try:
         return AutoModelForCausalLM.from_pretrained(
@@ -209,9 +227,12 @@ def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> li
     text = config.get_text_config(decoder=True)
     try:
         layers = probe_layers(model, device)
-    except (RuntimeError, AssertionError, AttributeError) as error:
+    except FailedPrecondition as error:
+        raise _unsupported(config.model_type, str(error)) from error
+    except (RuntimeError, AssertionError, AttributeError, ValueError, TypeError, IndexError) as error:
         if not quantised:
-            raise
+            why = f"the library's own pass fails ({error}), perhaps by what config.json says"
+            raise _unsupported(config.model_type, why) from error
         # Kernels of quantisers look at a model's shape only when they first see a token.
         raise FailedPrecondition(
             f"{quantised} cannot compute this {config.model_type} ({error}); choose another quantisation.",

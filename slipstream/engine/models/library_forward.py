@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slipstream.engine.attention.packed import planned
 from slipstream.engine.engine import HiddenRequest, HiddenStates, ModelOutput
 from slipstream.engine.forward import ForwardStep
 from slipstream.engine.models.packed_library import pack_library
@@ -30,13 +31,12 @@ class LibraryForward:
 
     def __call__(self, step: ForwardStep, hidden: HiddenRequest | None = None) -> ModelOutput:
         count = 0 if hidden is None else self.model.config.get_text_config(decoder=True).num_hidden_layers
-        with self._packed.functions:
+        with self._packed.functions, planned(step):
             output = self.model(
                 input_ids=step.tokens,
                 position_ids=step.positions,
                 use_cache=False,
                 logits_to_keep=step.wanted,
-                plan=step,
                 output_hidden_states=False if hidden is None else [*hidden.layers, count],
             )
         if hidden is None:

@@ -213,6 +213,8 @@ SPECULATIONS = st.builds(
     stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
     stop_token_ids=st.lists(st.integers(0, 49), max_size=4),
     ignore_eos=st.booleans(),
+    include_stop=st.booleans(),
+    show_special_tokens=st.booleans(),
     logged=st.none() | st.integers(0, 20),
     workload=st.text(max_size=16),
     cache_salt=st.text(max_size=16),

@@ -146,6 +146,17 @@ def test_behind_a_prompt_special_tokens_stand_in_the_text_that_it_has_without_th
     assert told + text.replace("<eos>", "") == tokenizer.decode(before + output, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("name", ["byte-level", "llama", "gemma", "metaspace"])
+@given(st.data())
+def test_with_all_special_tokens_a_text_is_what_decoding_them_too_gives(name: str, data: st.DataObject) -> None:
+    tokenizer, decoder = TOKENIZERS[name], DECODINGS[name]
+    end = tokenizer.token_to_id("<eos>")
+    ids = data.draw(st.lists(st.just(end) | st.integers(0, tokenizer.get_vocab_size() - 1), max_size=12))
+    detokenizer = decoder.detokenizer(shown=decoder.special_tokens, as_text=True)
+    text = "".join([*map(detokenizer.push, ids), detokenizer.flush()])
+    assert text == tokenizer.decode(ids, skip_special_tokens=False)
+
+
 def test_marks_are_control_tokens_by_the_rule_of_grammars() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("<think>"), AddedToken("[ARGS]")])

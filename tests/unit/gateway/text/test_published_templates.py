@@ -14,13 +14,13 @@ import pytest
 from tokenizers import AddedToken
 
 from gateway.auth.tenant import OPEN
-from gateway.text.chat_messages import with_written_arguments
+from gateway.text.chat_messages import texts_in, with_written_arguments
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import SHIPPED, load_chat_template, shipped_template
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from tests.templates import CHAT_ML, COMMAND_R, CONVERSATIONS, CORPUS, OPTIONS, SYSTEM
+from tests.templates import CHAT_ML, COMMAND_R, CONVERSATIONS, CORPUS, HI, IN_PARTS, LISTS_ALONE, OPTIONS, SYSTEM
 from tests.toy_tokenizer import END, toy_tokenizer
 
 SMOLLM2 = Path(__file__).parents[4] / ".cache" / "smollm2"
@@ -93,6 +93,46 @@ def test_texts_are_those_of_transformers(tmp_path: Path, kind: str, place: str, 
     template = ChatTemplate(load_chat_template(str(tmp_path)), 1 << 20)
     rendered = sum(check(theirs, template, options) for options in OPTIONS)
     assert rendered >= 20, "most conversations are refused, which compares nothing"
+
+
+def in_parts(theirs: Any, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> Any:
+    """As transformers renders them where that shows the texts of all parts; else with each content as one text, or
+    each text as a list."""
+    said = [each["content"] for each in messages if isinstance(each["content"], list) or each["role"] != "assistant"]
+    texts = [text.strip() for content in said for text in texts_in(content)]
+    joined = [
+        each | {"content": "\n".join(part["text"] for part in each["content"])}
+        if isinstance(each["content"], list)
+        else each
+        for each in messages
+    ]
+    listed = [
+        each | {"content": [{"type": "text", "text": each["content"]}]} if isinstance(each["content"], str) else each
+        for each in messages
+    ]
+    for some in (messages, joined, listed):
+        text = rendered(theirs, some, options)
+        shown = text is not REFUSED and all(each in text for each in texts)
+        if shown and "'type': 'text'" not in text and '"type": "text"' not in text:
+            return text
+    return rendered(theirs, joined, options)
+
+
+@pytest.mark.parametrize("kind", [*CORPUS, "lists alone"])
+def test_parts_of_a_content_stay_parts_where_the_template_writes_them_and_else_are_one_text(
+    tmp_path: Path, kind: str
+) -> None:
+    theirs = write(tmp_path, CORPUS.get(kind, LISTS_ALONE), "files", "plain")
+    template = ChatTemplate(load_chat_template(str(tmp_path)), 1 << 20)
+    for options in ({}, {"add_generation_prompt": False}):
+        for name, messages in IN_PARTS.items():
+            assert ours(template, messages, options) == in_parts(theirs, messages, options), name
+
+
+def test_a_template_that_writes_lists_alone_loses_no_text(tmp_path: Path) -> None:
+    write(tmp_path, LISTS_ALONE, "files", "plain")
+    template = ChatTemplate(load_chat_template(str(tmp_path)), 1 << 20)
+    assert "User: Hi<end_of_utterance>" in template.render([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.parametrize("kind", CORPUS)

@@ -31,26 +31,28 @@ class Letters:
         return held
 
 
-def expected(text: str, stops: list[str]) -> tuple[str, str]:
+def expected(text: str, stops: list[str], include: bool = False) -> tuple[str, str]:
     """By definition: read the text character by character until it ends with a stop string."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             longest = max(ending, key=len)
-            return text[: end - len(longest)], longest
+            return text[: end if include else end - len(longest)], longest
     return text, ""
 
 
-@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 12), max_size=4))
-def test_the_end_of_the_text_does_not_depend_on_how_it_was_cut(text: str, stops: list[str], cuts: list[int]) -> None:
-    scanner, shown, stop = StopStrings(stops), "", ""
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 12), max_size=4), include=st.booleans())
+def test_the_end_of_the_text_does_not_depend_on_how_it_was_cut(
+    text: str, stops: list[str], cuts: list[int], include: bool
+) -> None:
+    scanner, shown, stop = StopStrings(stops, include=include), "", ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for low, high in pairwise(edges):
         scan = scanner.push(text[low:high])
         shown, stop = shown + scan.text, scan.stop
         if stop:
             break
-    assert (shown if stop else shown + scanner.flush(), stop) == expected(text, stops)
+    assert (shown if stop else shown + scanner.flush(), stop) == expected(text, stops, include)
 
 
 @given(text=TEXTS, stops=STOPS)
@@ -65,10 +67,24 @@ def test_text_is_held_back_no_longer_than_a_stop_string_may_be_beginning(text: s
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
-def feed(text: str, stops: list[str]) -> tuple[str, Transcript]:
-    transcript = Transcript(Letters(), stops)
+def feed(text: str, stops: list[str], include: bool = False) -> tuple[str, Transcript]:
+    transcript = Transcript(Letters(), stops, include_stop=include)
     shown = transcript.push([0 if character == "_" else ord(character) for character in text])
     return "".join(shown + transcript.finish()) + transcript.rest, transcript
+
+
+def test_a_stop_string_that_is_included_is_carried_by_its_tokens() -> None:
+    for text, stops, shown, carrying in (
+        ("abcdef", ["cd"], "abcd", 4),
+        ("abcdef", ["a"], "a", 1),
+        ("abc", ["x"], "abc", 3),
+    ):
+        found, transcript = feed(text, stops, include=True)
+        assert (found, transcript.carrying(), transcript.stop) == (
+            shown,
+            carrying,
+            stops[0] if "x" not in stops else "",
+        )
 
 
 def test_the_tokens_that_carry_the_text_are_the_fewest_that_do() -> None:

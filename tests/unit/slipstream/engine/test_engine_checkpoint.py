@@ -16,6 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from slipstream.engine.models import checkpoint as checkpoints
 from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
@@ -172,7 +173,10 @@ def test_code_in_a_checkpoint_never_runs(read: Any, model_type: str, tmp_path: P
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_families_that_cannot_be_packed_are_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_families_that_cannot_be_packed_are_refused_before_their_weights_are_read(
+    config: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "weights_revision", lambda name: pytest.fail("the weights' digest was computed"))
     with pytest.raises(FailedPrecondition, match=why):
         load_checkpoint(write_config(tmp_path, **config))
 
