@@ -237,7 +237,7 @@ def test_shipped_templates_write_the_published_forms(name: str) -> None:
 
 
 def test_the_shipped_chatml_has_tools_as_the_corpus_has_them() -> None:
-    from tests.templates import CALLING, HI, RESULT, TOOLS
+    from tests.templates import CALLING, RESULT, TOOLS
 
     text = ChatTemplate(shipped_template("chatml"), 1 << 20).render([SYSTEM, HI, CALLING, RESULT, RESULT], TOOLS)
     assert '<tools>\n{"type": "function"' in text and "Be brief." in text
