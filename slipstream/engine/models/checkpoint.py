@@ -190,9 +190,12 @@ def why_unsupported(config: Any) -> str:
 
 def _calls_the_interface(kind: type[Any]) -> bool:
     """Whether a class calls the attention that is plugged in. Some do and do not say so (StableLM, BioGPT): the trial
-    shows whether that is their whole attention."""
+    shows whether that is their whole attention. Where another part alone does, as GIT's eyes, a table has the rest."""
     said = [vars(each)[_SAYS] for each in kind.__mro__ if _SAYS in vars(each) and each.__name__ != "PreTrainedModel"]
-    return bool(said[0]) if said else hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS")
+    if said:
+        return bool(said[0])
+    names = vars(sys.modules[kind.__module__])
+    return "ALL_ATTENTION_FUNCTIONS" in names and not any(name.endswith("ATTENTION_CLASSES") for name in names)
 
 
 def _check_family(source: str, config: Any) -> None:

@@ -169,6 +169,7 @@ def test_code_in_a_checkpoint_never_runs(read: Any, model_type: str, tmp_path: P
         ({"model_type": "llama4_text"}, "chunked_attention"),
         ({"model_type": "t5"}, "encoder-decoder"),
         ({"model_type": "bloom"}, "cannot be replaced"),
+        ({"model_type": "git"}, "cannot be replaced"),
         ({"model_type": "vit"}, "no causal language model"),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
