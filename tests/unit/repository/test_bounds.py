@@ -70,6 +70,7 @@ CONTAINER_ROWS: dict[tuple[str, str], Row] = {
 GROWING_ROWS: dict[tuple[str, str], Row] = {
     ("gateway/api/openai/chat.py", "_answers"): (1, "choices of one request", "MOST_CHOICES"),
     ("gateway/api/openai/completions.py", "_begun"): (1, "choices of one request", "MOST_CHOICES"),
+    ("gateway/api/openai/completions.py", "_echoes"): (1, "prompts of one request", "MOST_CHOICES"),
     ("gateway/text/chat_template.py", "_compiled"): (1, "the model's templates", "by its files, not by clients"),
     ("gateway/text/chat_template.py", "_written"): (1, "roles by template", "by the model's templates"),
     ("gateway/text/encoding.py", "_control"): (1, "control tokens by template", "by the model's templates"),

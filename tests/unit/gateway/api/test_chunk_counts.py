@@ -62,7 +62,7 @@ def stream(protocol: str, tokens: int) -> int:
         parts = SimpleNamespace(
             config=SimpleNamespace(max_tokens_default=0, http_idle_s=60.0),
             sessions=Sessions(tokens),
-            tokenizer=SimpleNamespace(least_tokens=len),
+            tokenizer=SimpleNamespace(least_tokens=len, encoding=SimpleNamespace(around=(0, 0))),
         )
         scope = {"path": "/", "extensions": {}, "state": {"slipstream.request_context": CONTEXT}}
         await answer(protocol, parts)(scope, asyncio.Event().wait, send)
