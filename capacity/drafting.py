@@ -63,7 +63,7 @@ class SimulatedSession:
     """When candidates began to be awaited (`verifier_svc.sources.source`)."""
     fresh: bool = True
     delays: DelayDistribution = field(default_factory=DelayDistribution)
-    paying: SessionDrafting = field(default_factory=SessionDrafting)
+    drafting_state: SessionDrafting = field(default_factory=SessionDrafting)
     """Whether drafting pays for it."""
 
     def __post_init__(self) -> None:

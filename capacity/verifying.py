@@ -22,7 +22,7 @@ from verifier_svc.scheduling.prefill import PROMPT_STEPS, prefill_chunks, tokens
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
 from verifier_svc.wait_policy.drafting_trial import compared_step
-from verifier_svc.wait_policy.wait_policy import ExpectedGain, WaitPolicy
+from verifier_svc.wait_policy.wait_policy import DraftedRound, ExpectedGain, WaitPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class SimulatedVerifier:
             self._sessions[self.waiting.pop(0)] = None
             session.idle_since = self._agenda.now
             if session.drafter is not None:
-                session.paying = self._wait_policy.new_session()
+                session.drafting_state = self._wait_policy.new_session()
                 self._attachments.opened(session)
                 self._send(session.drafter, partial(self._open, session.drafter, session))
 
@@ -302,7 +302,7 @@ class SimulatedVerifier:
 
     def _threshold(self, session: SimulatedSession) -> float:
         """Path probability that its candidates must have; PAUSE where none are wanted."""
-        return self._wait_policy.threshold if session.paying.drafting else PAUSE
+        return self._wait_policy.threshold if session.drafting_state.drafting else PAUSE
 
     def _plan(self) -> SimulatedStep:
         limits, now = self._settings, self._agenda.now
@@ -362,25 +362,25 @@ class SimulatedVerifier:
             changed = self._wait_policy.observe_prefill_step()
         else:
             drafted = [session for session in step.decoding if session.drafter is not None]
-            drafting = sum(session.paying.drafting for session in drafted)
+            drafting = sum(session.drafting_state.drafting for session in drafted)
             compared = compared_step(step.sessions, drafting, sum(committed), step.size, seconds)
             none_drafts = bool(drafted) and not drafting
             changed = self._wait_policy.observe_step(step, step.size, seconds, compared, none_drafts=none_drafts)
         if changed:
             for session in self._sessions:
                 self._demand(session)
-        elif not step.reading and self._wait_policy.threshold < PAUSE:
+        elif not step.reading:
             self._observe_drafting(step, committed)
 
     def _observe_drafting(self, step: SimulatedStep, committed: Sequence[int]) -> None:
-        policy = self._wait_policy
-        each = policy.candidate_time(step.size, step.sessions)
-        for session, nodes, tokens in zip(step.decoding, step.chosen, committed, strict=True):
-            if session.drafter is not None:
-                if session.paying.drafting:
-                    session.paying.count(tokens, len(nodes), each)
-                if policy.decide_drafting(session.paying) and session in self._sessions:
-                    self._demand(session)
+        rounds = [
+            DraftedRound(session, session.drafting_state, tokens, len(nodes))
+            for session, nodes, tokens in zip(step.decoding, step.chosen, committed, strict=True)
+            if session.drafter is not None
+        ]
+        for session in self._wait_policy.observe_drafting(rounds, step.size, step.sessions):
+            if session in self._sessions:
+                self._demand(session)
 
     def _demand(self, session: SimulatedSession) -> None:
         if session.drafter is not None:

@@ -157,7 +157,7 @@ class Session:
     """By position in the prompt, as far as it was scored. A step that is run again writes the same again."""
     window: LookaheadWindow | None = None
     """Set while the drafter `lookahead` serves the session."""
-    paying: SessionDrafting = field(default_factory=SessionDrafting)
+    drafting_state: SessionDrafting = field(default_factory=SessionDrafting)
     """Whether drafting pays for the session."""
     choice: CandidateChoice | None = None
     """The planner's last choice, reused while the tree stays as it is."""
@@ -171,7 +171,7 @@ class Session:
 
     @property
     def drafting(self) -> bool:
-        return self.paying.drafting
+        return self.drafting_state.drafting
 
     @property
     def pending(self) -> int:

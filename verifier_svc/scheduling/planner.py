@@ -32,9 +32,8 @@ from verifier_svc.scheduling.step_shares import Shares, StepCosts, StepShares, S
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
-from verifier_svc.wait_policy.draft_threshold import PAUSE
 from verifier_svc.wait_policy.drafting_trial import ComparedStep, compared_step
-from verifier_svc.wait_policy.wait_policy import ExpectedGain, PricedStep, WaitPolicy
+from verifier_svc.wait_policy.wait_policy import DraftedRound, ExpectedGain, PricedStep, WaitPolicy
 
 PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
@@ -94,7 +93,7 @@ class StepPlan:
 
 class Planner:
     """Plans steps over sessions and learns from their outcomes. Of a session it changes only `choice`, its cache, and
-    `paying`."""
+    `drafting_state`."""
 
     def __init__(
         self,
@@ -299,7 +298,7 @@ class Planner:
     def open_session(self, session: Session) -> None:
         """The session begins, before its drafters know it."""
         if not self._limits.always_speculate:
-            session.paying = self._wait_policy.new_session(session.request.tenant)
+            session.drafting_state = self._wait_policy.new_session(session.request.tenant)
 
     def observe_step(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
         """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
@@ -312,7 +311,7 @@ class Planner:
                 for each in plan.step
                 if each.session.request.max_draft_tokens and self._sources.has_source(each.session)
             }
-            drafting = len([session for session in drafted if session.paying.drafting])
+            drafting = len([session for session in drafted if session.drafting_state.drafting])
             changed = self._wait_policy.observe_step(
                 plan,
                 timing.tokens,
@@ -321,7 +320,7 @@ class Planner:
                 plan.others,
                 none_drafts=bool(drafted) and not drafting,
             )
-            if not changed and self._wait_policy.threshold < PAUSE and not self._limits.always_speculate:
+            if not changed and not self._limits.always_speculate:
                 self._observe_drafting(drafted, plan, timing, outcomes)
         else:
             self._observe_prompts(plan, timing)
@@ -355,17 +354,13 @@ class Planner:
         self, drafted: set[Session], plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]
     ) -> None:
         """Learns for which sessions of the step drafting pays. `drafted`: those that have drafters."""
-        policy = self._wait_policy
-        each = policy.candidate_time(timing.tokens, timing.sessions)
-        for scheduled, outcome in zip(plan.step, outcomes, strict=True):
-            session = scheduled.session
-            if session.paying.drafting and session in drafted and isinstance(outcome, AcceptanceResult):
-                session.paying.count(len(outcome.path) + 1, len(scheduled.selection), each)
-        paused = len(drafted) - len([session for session in drafted if session.paying.drafting])
-        if paused or policy.drafting_slows:
-            for session in drafted:
-                if policy.decide_drafting(session.paying, session.request.tenant):
-                    self._sources.drafting_changed(session)
+        rounds = [
+            DraftedRound(session, session.drafting_state, len(it.path) + 1, len(each.selection), session.request.tenant)
+            for each, it in zip(plan.step, outcomes, strict=True)
+            if (session := each.session) in drafted and isinstance(it, AcceptanceResult)
+        ]
+        for session in self._wait_policy.observe_drafting(rounds, timing.tokens, timing.sessions):
+            self._sources.drafting_changed(session)
 
     def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:
         """Learns from what became of the sequence's candidates."""

@@ -129,7 +129,7 @@ class DraftingTrial:
 
     def observe(self, step: ComparedStep) -> None:
         self._follow_load(step.sessions)
-        passed = step.seconds / max(self._step_s(step.sessions, step.sessions), 1e-9)
+        passed = step.seconds / self._predicted_s(step.sessions, step.sessions)
         self._answer.passed += passed
         self._time += passed
         self._count += 1
@@ -195,7 +195,7 @@ class DraftingTrial:
         answer, rest = self._answer, self._answer.rest
         if rest is None:
             # A trial would lose what drafting commits beyond the plain steps that the curve predicts.
-            plain = sum(step.seconds / max(self._step_s(step.sessions, step.sessions), 1e-9) for step in self._measured)
+            plain = sum(step.seconds / self._predicted_s(step.sessions, step.sessions) for step in self._measured)
             tokens = sum(step.tokens / step.sessions for step in self._measured)
             rest = TRIAL * max(0.0, 1.0 - plain / tokens) / SHARE
         self._before, self._measured = self._measured, []
@@ -229,19 +229,22 @@ class DraftingTrial:
 
     def _duration(self, steps: Sequence[ComparedStep]) -> float:
         """Seconds of the steps over those that the cost curve predicts, on average."""
-        ratios = [step.seconds / max(self._step_s(step.computed, step.sessions), 1e-9) for step in steps]
+        ratios = [step.seconds / self._predicted_s(step.computed, step.sessions) for step in steps]
         most = ACCIDENT * statistics.median(ratios)
         return max(sum(min(ratio, most) for ratio in ratios) / len(ratios), 1e-9)
 
     def _gain(self, steps: Sequence[ComparedStep]) -> float:
         """Tokens that drafting commits for each that plain steps would, if it took no more than the curve predicts."""
         tokens = sum(step.tokens / step.sessions for step in steps)
-        predicted = self._step_s
+        predicted_s = self._predicted_s
         plain = sum(
-            predicted(step.computed, step.sessions) / max(predicted(step.sessions, step.sessions), 1e-9)
-            for step in steps
+            predicted_s(step.computed, step.sessions) / predicted_s(step.sessions, step.sessions) for step in steps
         )
         return max(tokens, 1e-9) / max(plain, 1e-9)
+
+    def _predicted_s(self, tokens: int, sessions: int) -> float:
+        """What a step takes by the cost curve, above 0."""
+        return max(self._step_s(tokens, sessions), 1e-9)
 
 
 def mean_and_error(results: Sequence[float]) -> tuple[float, float]:

@@ -100,7 +100,8 @@ class SessionDrafting:
             gain = self._tokens / self._time if self._counted else 1.0
             tenant.observe(gain, slowdown)
             changes = self._counted >= TRIED and gain < slowdown
-            self._rest = max(PAUSED, (SETTLE + TRIED) * (slowdown - gain) / SHARE)
+            if changes:
+                self._rest = max(PAUSED, (SETTLE + TRIED) * (slowdown - gain) / SHARE)
         else:
             self._rounds += 1
             changes = self._rounds >= self._rest if self._rest else tenant.may_try(slowdown)

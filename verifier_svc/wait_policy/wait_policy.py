@@ -90,6 +90,17 @@ class ExpectedGain(NamedTuple):
     """Tokens that one more candidate costs the step, or those of the candidate whose place it would take."""
 
 
+class DraftedRound(NamedTuple, Generic[Key]):
+    """What a session that has drafters committed in a step."""
+
+    key: Key
+    drafting: SessionDrafting
+    tokens: int
+    candidates: int
+    """That the step verified for it."""
+    tenant: str = ""
+
+
 class WaitPolicy(Generic[Key]):
     def __init__(self, threshold: float, max_wait_s: float, seconds: Callable[[int, int], float]) -> None:
         """`threshold`: the lowest threshold that drafters are sent; `seconds` gives the duration of a step from its
@@ -117,11 +128,6 @@ class WaitPolicy(Generic[Key]):
         return PAUSE if self._trial.trying else self._draft_threshold.threshold
 
     @property
-    def drafting_slows(self) -> bool:
-        """Whether it is to be decided session by session who is drafted for."""
-        return slows(self._trial.slowdown)
-
-    @property
     def drafting_slowdown(self) -> float:
         """Seconds that steps take with drafting for each second without, candidates aside."""
         return self._trial.slowdown
@@ -139,22 +145,30 @@ class WaitPolicy(Generic[Key]):
         """Whether drafters draft for a session of the tenant that begins."""
         return SessionDrafting(self._drafting[tenant].may_try(self._trial.slowdown))
 
-    def candidate_time(self, tokens: int, sessions: int) -> float:
+    def observe_drafting(self, rounds: Sequence[DraftedRound[Key]], tokens: int, sessions: int) -> list[Key]:
+        """Records the rounds of a step's sessions that have drafters; the step is of so many tokens and sessions.
+        Returns the sessions for which drafters begin or cease to draft."""
+        if self.threshold == PAUSE:  # it shows nothing
+            return []
+        slowdown, candidate_time = self._trial.slowdown, self._candidate_time(tokens, sessions)
+        deciding, changed = slows(slowdown), list[Key]()
+        for key, session, committed, candidates, tenant in rounds:
+            if session.drafting:
+                session.count(committed, candidates, candidate_time)
+            if deciding:
+                if session.decide(slowdown, self._drafting[tenant]):
+                    changed.append(key)
+            elif not session.drafting:
+                session.resume()
+                changed.append(key)
+        return changed
+
+    def _candidate_time(self, tokens: int, sessions: int) -> float:
         """Time that each candidate of a step of `tokens` adds to its session's round, in plain rounds: as if all
         sessions of the step had as many."""
         plain_s = max(self._step_s(sessions, sessions), 1e-9)
         added = max(0.0, self._step_s(tokens, sessions) / plain_s - 1.0)
         return added * sessions / max(1, tokens - sessions)
-
-    def decide_drafting(self, session: SessionDrafting, tenant: str = "") -> bool:
-        """After a round of a session of the tenant: whether drafters begin or cease to draft for it."""
-        slowdown = self._trial.slowdown
-        if slows(slowdown):
-            return session.decide(slowdown, self._drafting[tenant])
-        if session.drafting:
-            return False
-        session.resume()
-        return True
 
     def observe_round(self, accepted: int, rejected: bool, tenant: str = "") -> None:
         """Counts accepted candidates of a session of the tenant; `rejected`: one behind them was not accepted."""

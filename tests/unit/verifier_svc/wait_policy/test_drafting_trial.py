@@ -25,7 +25,7 @@ from verifier_svc.wait_policy.drafting_trial import (
     mean_and_error,
 )
 from verifier_svc.wait_policy.session_drafting import SessionDrafting
-from verifier_svc.wait_policy.wait_policy import WaitPolicy
+from verifier_svc.wait_policy.wait_policy import DraftedRound, WaitPolicy
 
 FIRST = SETTLE + BEFORE + SETTLE + TRIED + SETTLE
 """Steps until the first trial has ended, where nothing says that it would lose much."""
@@ -286,8 +286,9 @@ def test_where_drafting_pays_for_no_session_that_is_the_cause() -> None:
 
 def test_where_drafting_slows_nothing_paused_sessions_resume() -> None:
     policy, session = policy_of(FLAT), SessionDrafting(drafting=False)
-    assert policy.decide_drafting(session) and session.drafting
-    assert not policy.decide_drafting(session)
+    rounds = [DraftedRound("one", session, 1, 0)]
+    assert policy.observe_drafting(rounds, 1, 1) == ["one"] and session.drafting
+    assert policy.observe_drafting(rounds, 1, 1) == []
 
 
 def test_where_nothing_is_speculated_there_is_no_trial() -> None:
