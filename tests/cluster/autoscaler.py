@@ -53,7 +53,7 @@ def autoscaling(cluster: Cluster) -> Iterator[None]:
         stack.callback(server.server_close)
         stack.callback(server.shutdown)
         _apply(cluster, *_way_to(METRICS_PORT))
-        # An API that nobody answers for keeps every namespace from being deleted.
+        # An API without a server keeps every namespace from being deleted.
         stack.callback(cluster.kubectl, "delete", "apiservice", ".".join(reversed(GROUP.split("/"))))
         over = threading.Event()
         follower = threading.Thread(target=_follow, args=(cluster, over), daemon=True)
@@ -218,6 +218,6 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """Writes none."""
 
     return Metrics

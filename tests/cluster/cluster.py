@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ PATIENCE = min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 """How many times longer things take here than alone: other work has its share of the cores. Whatever takes longer than
 six times is not waited for."""
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
+ROLLOUT_S, NEW_POD_S = 180.0, 30.0
 APP = "app.kubernetes.io/name"
 COMMAND_S = 120.0
 QUIET_S = 90.0
@@ -113,6 +114,23 @@ class Cluster:
                 known = self.kubelet.pods.get(pod["metadata"]["uid"])
                 lines.append(f"{name} {pod['status']['phase']} {ready}: {known.log()[-600:] if known else 'unbound'}")
         return "\n".join(lines)
+
+    def replaces_no_gateway(
+        self, namespace: str, spoil: Callable[[], object], mend: Callable[[], object], **environment: str
+    ) -> None:
+        """What `spoil` does to new gateways of the namespace keeps them from being ready: those that work stay, and no
+        request notices. Then `mend` takes it back. `environment`: of the clients."""
+        before = self.names(namespace, "gateway")
+        with self.load(namespace, **environment) as seen:
+            spoil()
+            wait(lambda: self.names(namespace, "gateway") - before, "a new gateway starts", NEW_POD_S)
+            status = ("rollout", "status", "deployment/gateway", "--timeout=30s")
+            out = self.kubectl("-n", namespace, *status, fails=True)
+            mend()
+            self.wait_available(namespace, ROLLOUT_S)
+        assert "timed out" in out
+        assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, [])
+        assert self.names(namespace, "gateway") & before
 
     @contextmanager
     def client(self, namespace: str) -> Iterator[Interface]:

@@ -14,14 +14,13 @@ import pytest
 
 from slipstream.client.gateway_endpoint import digest, new_key
 from tests.cluster.api import wait
-from tests.cluster.cluster import PATIENCE, Cluster, runs
+from tests.cluster.cluster import PATIENCE, ROLLOUT_S, Cluster, runs
 from tests.cluster.images import ROOT
 from tests.cluster.network import Interface
 
 NAMESPACE = "team"
 KEY = new_key()
 READY_S = 60.0
-ROLLOUT_S = 180.0
 DRAIN_S = 110.0
 TRACE_S = 120.0
 """The collector decides a minute after a trace began."""
@@ -97,21 +96,17 @@ def test_requests_by_grpc_and_http_are_answered_and_their_traces_are_in_jaeger(s
 def test_gateways_with_a_wrong_secret_replace_none_that_works(
     standalone: Cluster, secret: str, wrong: Mapping[str, str]
 ) -> None:
-    before = standalone.names(NAMESPACE, "gateway")
     right = standalone.objects(NAMESPACE, "secrets", "v1")[secret]["data"]
-    with standalone.load(NAMESPACE, **ACCESS) as seen:
+
+    def spoil() -> None:
         _put(standalone, secret, stringData=wrong)
         standalone.kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/gateway")
-        wait(lambda: standalone.names(NAMESPACE, "gateway") - before, "a new gateway starts", 30.0)
-        out = standalone.kubectl(
-            "-n", NAMESPACE, "rollout", "status", "deployment/gateway", "--timeout=30s", fails=True
-        )
+
+    def mend() -> None:
         _put(standalone, secret, data=right)
         standalone.kubectl("-n", NAMESPACE, "rollout", "undo", "deployment/gateway")
-        standalone.wait_available(NAMESPACE, ROLLOUT_S)
-    assert "timed out" in out
-    assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, [])
-    assert standalone.names(NAMESPACE, "gateway") & before
+
+    standalone.replaces_no_gateway(NAMESPACE, spoil, mend, **ACCESS)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -17,6 +16,7 @@ from slipstream.v1 import types_pb2
 from tests.answers import PUBLISHED, TEMPLATES, Call, Published, Reasoning
 from tests.front import Setting, with_logprobs
 from tests.integration.test_http_responses import folded
+from tests.sdk_clients import anthropic_client, openai_client
 from tests.toy_tokenizer import toy_tokenizer
 from tests.web import CHAT_TEMPLATE, Web, events_of, web, web_of
 
@@ -47,21 +47,9 @@ class Place:
         self._store, chat = MemoryBackend(), str(self._folder / "chat.jinja")
         store = MemoryStore(self._store, owner="first", ttl_s=60, lease_s=60)
         self.web = await web(setting, self._stack, self.verifier, store=store, chat_template=chat)
-        client = openai.AsyncOpenAI(
-            base_url=f"{self.web.url}/v1",
-            api_key="any",
-            max_retries=0,
-            timeout=60,
-            http_client=openai.DefaultAsyncHttpxClient(verify=False),
-        )
+        client = openai_client(self.web.url)
         self.openai = await self._stack.enter_async_context(client)
-        other = anthropic.AsyncAnthropic(
-            base_url=self.web.url,
-            api_key="any",
-            max_retries=0,
-            timeout=60,
-            http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
-        )
+        other = anthropic_client(self.web.url)
         self.anthropic = await self._stack.enter_async_context(other)
         return self.web
 

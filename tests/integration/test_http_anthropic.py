@@ -13,6 +13,7 @@ import pytest
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.v1 import verifier_pb2
 from tests.front import Setting
+from tests.sdk_clients import anthropic_client
 from tests.web import CHAT_TEMPLATE, Web, check_speculation, web
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
@@ -34,13 +35,7 @@ class Place:
         self.verifier = self._setting.verifier(script, **(verifier or {}))
         chat = str(self.folder / "chat.jinja")
         self.web = await web(self._setting, self._stack, self.verifier, chat_template=chat, **options)
-        client = anthropic.AsyncAnthropic(
-            base_url=self.web.url,
-            api_key=key,
-            max_retries=0,
-            timeout=60,
-            http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
-        )
+        client = anthropic_client(self.web.url, key)
         self.client = await self._stack.enter_async_context(client)
         return self.web
 

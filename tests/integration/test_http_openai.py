@@ -18,6 +18,7 @@ from slipstream.tokenizer.structured_output import OPTIONS_KEY, whitespace_optio
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.front import TEXT, Setting
 from tests.integration.test_gateway_logprobs import likely
+from tests.sdk_clients import openai_client
 from tests.web import CHAT_TEMPLATE, SPECULATION_KEYS, Web, check_speculation, web
 
 
@@ -34,13 +35,7 @@ class Served:
         self.verifier = self._setting.verifier(text, **options.pop("verifier", {}))
         chat = {"chat_template": str(self._template)} if template else {}
         self.web: Web = await web(self._setting, self._stack, self.verifier, **chat, **options)
-        client = openai.AsyncOpenAI(
-            base_url=f"{self.web.url}/v1",
-            api_key="any",
-            max_retries=0,
-            timeout=60,
-            http_client=openai.DefaultAsyncHttpxClient(verify=False),
-        )
+        client = openai_client(self.web.url)
         self.openai = await self._stack.enter_async_context(client)
         return self
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import openai
 import pytest
 
 from gateway.api.openai import responses
@@ -24,6 +23,7 @@ from gateway.text.worker import inflated
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import verifier_pb2
 from tests.front import Setting
+from tests.sdk_clients import openai_client
 from tests.web import CHAT_TEMPLATE, Web, check_speculation, events_of, web, web_of
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
@@ -49,13 +49,7 @@ class Pair:
         stores = [MemoryStore(self._backend, owner=owner, ttl_s=60, lease_s=60) for owner in ("first", "second")]
         first = await web(self.setting, self._stack, self.verifier, store=stores[0], chat_template=self._chat)
         beside = await self.setting.beside(first.front, stores[1], http="127.0.0.1:0", chat_template=self._chat)
-        client = openai.AsyncOpenAI(
-            base_url=f"{first.url}/v1",
-            api_key="any",
-            max_retries=0,
-            timeout=60,
-            http_client=openai.DefaultAsyncHttpxClient(verify=False),
-        )
+        client = openai_client(first.url)
         self.openai = await self._stack.enter_async_context(client)
         return first, await web_of(beside, self._stack)
 

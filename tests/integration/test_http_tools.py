@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.front import Setting
+from tests.sdk_clients import openai_client
 from tests.web import CHAT_TEMPLATE, Web, web
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"at": "Ärö"}}\n</tool_call>'
@@ -39,13 +39,7 @@ class Place:
         self.verifier = self._setting.verifier(script, **options.pop("verifier", {}))
         chat = str(self._folder / "chat.jinja")
         self.web = await web(self._setting, self._stack, self.verifier, chat_template=chat, **options)
-        client = openai.AsyncOpenAI(
-            base_url=f"{self.web.url}/v1",
-            api_key="any",
-            max_retries=0,
-            timeout=60,
-            http_client=openai.DefaultAsyncHttpxClient(verify=False),
-        )
+        client = openai_client(self.web.url)
         self.openai = await self._stack.enter_async_context(client)
         return self.web
 
