@@ -38,7 +38,8 @@ INITIAL = 0.02
 
 
 def accuracies(head: EagleHead, texts: list[WrittenText], order: tuple[int, ...], length: int) -> list[float]:
-    """Of each text's first tokens; `order`: the layers whose states take the place of the head's own."""
+    """Share of each text's first tokens that the head has right; `order`: the layers whose states take the place of the
+    head's own."""
     accuracy, found = one_step_accuracy(head), list[float]()
     for text in texts:
         rows = text.states.cut(0, length)

@@ -63,9 +63,9 @@ class Knobs:
     name: str = "defaults"
     way: Way = field(default_factory=Way)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of `ProposerSettings`."""
+    """Fields of `ProposerSettings`."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """By module below `slipstream.proposers` and name."""
+    """Values, by module below `slipstream.proposers` and name."""
 
 
 def ways(what: str, name: str, values: Sequence[Any]) -> list[Knobs]:
@@ -233,7 +233,7 @@ class KnownTarget:
             return walk(texts, opened, knobs.way, Given(predicted, states, self._size))
 
     def _hidden(self, need: HiddenNeed, text: Text) -> HiddenStates:
-        """Of a text's tokens, in one pass."""
+        """The target's states of a text's tokens, in one pass."""
         if self._kept is not None:
             return self._kept.states(text, need.layers)
         if text.seed not in self._states:

@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
 
 def settings(prefix: str, kind: Any) -> list[Setting]:
-    """Of a dataclass that is read from variables with the prefix."""
+    """The settings of a dataclass that is read from variables with the prefix."""
     meaning = dict(_docstrings(kind))
     return [
         Setting(prefix + field.name.upper(), _default(field), meaning.get(field.name, ""))

@@ -36,7 +36,7 @@ from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 MAX_STEPS = 1_000_000
 """Calls and passes through loops of one rendering; a conversation of 10,000 messages takes a few of each."""
 TRIED_STEPS = 10_000
-"""Of a conversation of a few messages, with which it is found out what a template writes."""
+"""Steps of a conversation of a few messages, with which it is found out what a template writes."""
 MAX_REPEATED = 1_000_000
 """Most characters or elements that multiplication makes; most bits of a power."""
 
@@ -54,7 +54,7 @@ class ChatTemplate:
         self.max_bytes = max_bytes
         self._compiled: dict[str, Template] = {}
         self._written: dict[tuple[str, bool], WrittenRoles] = {}
-        """By source of the template, and whether there are tools."""
+        """Roles that are written, by source of the template and whether there are tools."""
 
     @property
     def stops(self) -> tuple[str, ...]:

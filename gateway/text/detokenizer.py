@@ -70,7 +70,7 @@ class TokenDecoder:
         return str(self._tokenizer.id_to_token(token))
 
     def _inside(self) -> Detokenizer:
-        """For what stands within a text."""
+        """A detokenizer for what stands within a text."""
         return self._detokenizer(() if self._anchor is None else (self._anchor[0],))
 
     def control_token(self, mark: str) -> int | None:

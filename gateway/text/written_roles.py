@@ -31,8 +31,8 @@ class WrittenRoles:
 
     @property
     def counted(self) -> frozenset[str]:
-        """Of users and the application: what assistants and tools say may be left out, as reasoning is, or written
-        anew."""
+        """Those of users and the application: what assistants and tools say may be left out, as reasoning is, or
+        written anew."""
         return (self.texts | self.parts) & {USER, SYSTEM}
 
 

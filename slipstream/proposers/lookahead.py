@@ -16,7 +16,7 @@ class LookaheadText:
     def __init__(self, size: LookaheadSize) -> None:
         self.pool = NgramPool(size.guesses)
         self.doubt = DOUBT
-        """Of its n-grams (`lookup.confidence`)."""
+        """Doubt about its n-grams (`lookup.confidence`)."""
         self._size = size
         self._tail: list[int] = []
 

@@ -23,7 +23,7 @@ class TreeBounds(NamedTuple):
     min_probability: float
     """Least probability of a path."""
     doubt: float = DOUBT
-    """Of a match (`lookup.confidence`)."""
+    """Doubt about a match (`lookup.confidence`)."""
 
 
 class SuffixText:

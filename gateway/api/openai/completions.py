@@ -101,7 +101,7 @@ class CompletionCall(Call):
         if asked.max_tokens is None and not parts.config.max_tokens_default:
             asked.max_tokens = MAX_TOKENS_DEFAULT
         self._echoes: dict[int, Once[str]] = {}
-        """By index of the prompt."""
+        """Texts of the prompts, by index."""
         tokenizer, indices = parts.tokenizer, list(range(asked.choices)) * len(self._prompts)
         prompts = [
             asked.cut(text_of(tokenizer, each) if isinstance(each, str) else tokens_of(each)) for each in self._prompts

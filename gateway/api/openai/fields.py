@@ -347,7 +347,7 @@ class SamplingFields(RequestFields):
 
 
 class CutPromptFields(SamplingFields):
-    """Of requests whose prompt may be cut to a length."""
+    """Fields of requests whose prompt may be cut to a length."""
 
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**63 - 1)
     """Most tokens of the prompt, as vLLM has it; -1: as many as the model and the API key take."""
