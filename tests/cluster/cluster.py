@@ -128,9 +128,9 @@ class Cluster:
             out = self.kubectl("-n", namespace, *status, fails=True)
             mend()
             self.wait_available(namespace, ROLLOUT_S)
-        assert "timed out" in out
-        assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, [])
-        assert self.names(namespace, "gateway") & before
+        assert "timed out" in out, out
+        assert seen["done"] and (seen["errors"], seen["changed"]) == ({}, []), seen
+        assert self.names(namespace, "gateway") & before, before
 
     @contextmanager
     def client(self, namespace: str) -> Iterator[Interface]:

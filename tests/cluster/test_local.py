@@ -38,10 +38,8 @@ def test_a_second_apply_changes_nothing(local: Cluster) -> None:
 
 @pytest.mark.slow
 def test_a_restart_of_each_role_disturbs_no_request_and_changes_no_text(local: Cluster) -> None:
-    """Two of each role, since this overlay replaces one pod after the other; in the shipped models' own arithmetic."""
-    for name in ("gateway", "verifier"):
-        local.kubectl("-n", NAMESPACE, "scale", "deployment", name, "--replicas=2")
-    local.wait_available(NAMESPACE, ROLLOUT_S)
+    """In the shipped models' own arithmetic."""
+    _have_two(local)
     with local.load(NAMESPACE) as seen:
         for name in ROLES:
             local.kubectl("-n", NAMESPACE, "rollout", "restart", f"deployment/{name}")
@@ -54,7 +52,7 @@ def test_a_restart_of_each_role_disturbs_no_request_and_changes_no_text(local: C
 @pytest.mark.slow
 def test_verifiers_of_one_deployment_have_one_arithmetic(local: Cluster) -> None:
     """What decides numbers is chosen by what the machine is, so a restart changes no text."""
-    local.wait_available(NAMESPACE, ROLLOUT_S)
+    _have_two(local)
     words = ("-c", MODELS, f"http://gateway.{NAMESPACE}:8000/v1/models")
     with local.client(NAMESPACE) as place:
         listed = json.loads(local.run(*place.inside(sys.executable, *words)))["data"]
@@ -64,6 +62,7 @@ def test_verifiers_of_one_deployment_have_one_arithmetic(local: Cluster) -> None
 
 @pytest.mark.slow
 def test_gateways_whose_store_is_wrong_replace_none_that_works(local: Cluster) -> None:
+    _have_two(local)
     wrong = ("set", "env", "deployment/gateway", "GATEWAY_STORE=redis://nowhere:6379/0")
     local.replaces_no_gateway(
         NAMESPACE,
@@ -85,3 +84,10 @@ def test_pods_of_a_lost_node_are_replaced_after_half_a_minute(local: Cluster) ->
     assert seconds >= LOST_S - 2 and there
     assert seen["changed"] == []  # requests that began on what is lost may fail
     assert all(pod["spec"]["nodeName"] != node for pod in local.pods(NAMESPACE).values() if runs(pod))
+
+
+def _have_two(local: Cluster) -> None:
+    """Makes two gateways and two verifiers, since this overlay replaces one pod after the other."""
+    for name in ("gateway", "verifier"):
+        local.kubectl("-n", NAMESPACE, "scale", "deployment", name, "--replicas=2")
+    local.wait_available(NAMESPACE, ROLLOUT_S)
