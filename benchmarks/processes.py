@@ -30,6 +30,13 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
+def cpu_of_children_s(pid: int) -> float:
+    """The same of all children of a process, and of theirs."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    found = [int(child) for file in children for child in file.read_text().split()]
+    return sum(cpu_s(child) + cpu_of_children_s(child) for child in found)
+
+
 def inflate() -> None:
     """Makes INFLATED, the shipped target at the price of 300 M parameters; does nothing if it is there."""
     inflated("300M")
