@@ -25,9 +25,9 @@ from benchmarks.load_generator import run_load
 from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import request, without_loops
 from benchmarks.records import Row, write
-from slipstream.cli.serve import Role
 from slipstream.engine.engine import Engine, HiddenRequest, ModelOutput
 from slipstream.engine.segment import Segment
+from slipstream.serving.role import Role
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.target import open_target
 from verifier_svc.verifier import VerifierParts, running

@@ -24,9 +24,9 @@ from benchmarks.plan_check import DRAFT, DRAFT_MODEL, TARGET, TARGET_MODEL, Load
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, started
 from benchmarks.records import Row, write
 from benchmarks.virtual import VOCABULARY
-from slipstream.cli.serve import Role
 from slipstream.client.client import complete
 from slipstream.rpc.channel import channel
+from slipstream.serving.role import Role
 
 SESSIONS = (1, 3, 6, 12)
 TOKENS = 300

@@ -19,9 +19,9 @@ import time
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER
 from benchmarks.records import Row, write
 from benchmarks.virtual import open_request
-from slipstream.cli.serve import Role
 from slipstream.process import tune_runtime
 from slipstream.rpc.channel import channel
+from slipstream.serving.role import Role
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import running

@@ -27,10 +27,10 @@ from grpc_status import rpc_status
 
 from benchmarks.processes import ANYWHERE, MODELS, started
 from benchmarks.records import Row, write
-from slipstream.cli.serve import Role
 from slipstream.client.completion import Completion
 from slipstream.errors import RETRY_S
 from slipstream.rpc.channel import channel
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 SESSIONS, TOKENS = 16, 100

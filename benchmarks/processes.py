@@ -11,9 +11,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.cli.serve import Fleet, FleetOptions, Role, place
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.proposers.registry import METHODS
+from slipstream.serving.fleet import Fleet
+from slipstream.serving.options import FleetOptions
+from slipstream.serving.placement import place
+from slipstream.serving.role import Role
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "models"

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS, cpu_s, started
 from benchmarks.records import Row, write
-from slipstream.cli.serve import Role
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 
 VERIFIERS, DRAFTERS, GATEWAYS = 4, 8, 2

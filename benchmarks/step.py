@@ -20,10 +20,10 @@ from typing import cast
 from benchmarks.load_generator import run_load
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, MODELS
 from benchmarks.prompts import held_out, request
-from slipstream.cli.serve import Role
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.process import tune_runtime
+from slipstream.serving.role import Role
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.scheduling.scheduler import Scheduler

@@ -25,8 +25,9 @@ from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.cli.serve import Role, vllm_python
 from slipstream.client.load.machine import machine_ticks
+from slipstream.serving.fleet import vllm_python
+from slipstream.serving.role import Role
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
 from training.corpus import DISTINCT, distinct_share

@@ -15,7 +15,7 @@ from benchmarks.load_generator import run_load
 from benchmarks.processes import ANYWHERE, MODELS
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
-from slipstream.cli.serve import Role
+from slipstream.serving.role import Role
 from slipstream.v1 import drafter_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.sources.drafter_link import DrafterLink

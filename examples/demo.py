@@ -20,12 +20,12 @@ from pathlib import Path
 
 import grpc
 
-from slipstream.cli.default_drafters import default_drafters
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.proposers.registry import METHODS
 from slipstream.rpc.channel import channel
+from slipstream.serving.default_drafters import default_drafters
 from slipstream.v1 import gateway_pb2
 from tools.real_model import RealModelError, real_model
 

@@ -33,8 +33,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slipstream.cli.serve import Role
 from slipstream.process import END_WITH_PARENT
+from slipstream.serving.role import Role
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -291,7 +291,7 @@ async def _fork_process(
 
 
 def start_by_forking(template: Template) -> None:
-    """`slipstream.cli.serve.Role` starts its processes from the template from now on, but for those of another
+    """`slipstream.serving.role.Role` starts its processes from the template from now on, but for those of another
     interpreter or source tree."""
     spawn = Role._run
 

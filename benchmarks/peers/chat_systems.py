@@ -13,7 +13,7 @@ from functools import partial
 
 from benchmarks.peers import environments
 from benchmarks.peers.systems import Setting, Start, System, asking, in_worker, llama_cpp, serving, vllm
-from slipstream.cli.default_drafters import shipped_draft_for
+from slipstream.serving.default_drafters import shipped_draft_for
 from slipstream.tokenizer.vocabulary import SHIPPED
 
 SIMPLE = ("--spec-type", "ngram-simple")

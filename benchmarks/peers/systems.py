@@ -19,11 +19,13 @@ import httpx
 
 from benchmarks.load_generator import run_load
 from benchmarks.peers import environments
-from slipstream.cli.default_drafters import DEFAULT_DRAFTERS
-from slipstream.cli.serve import EMBEDDED, Fleet, computes_on_own_cores, place, vllm_python
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
 from slipstream.proposers.registry import METHODS
+from slipstream.serving.default_drafters import DEFAULT_DRAFTERS
+from slipstream.serving.fleet import Fleet, vllm_python
+from slipstream.serving.options import EMBEDDED
+from slipstream.serving.placement import computes_on_own_cores, place
 from slipstream.v1 import gateway_pb2
 
 Tokens = list[list[int]]

@@ -15,7 +15,6 @@ from typing import Annotated
 import grpc
 import typer
 
-from slipstream.cli.default_drafters import shipped_draft_for
 from slipstream.cli.options import AsJson, Connection, explained, need_installed
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
@@ -25,6 +24,7 @@ from slipstream.proposers.registry import find_method
 from slipstream.rpc import DRAFTER, VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.tls import Certificates, certificates_from_env
+from slipstream.serving.default_drafters import shipped_draft_for
 from slipstream.tokenizer.vocabulary import check_folder, share_vocabulary, template_warning
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import grpc
 
-from slipstream.cli.serve import Role
 from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
 from slipstream.errors import Unavailable
 from slipstream.rpc.channel import channel
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
 from tests.fleet import emulated_text
 from tests.loopback import HOST

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load_generator import LoadResult, run_load
-from slipstream.cli.serve import Role
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2
 from tests.forked_processes import ForkedCommand, run_command
 from tests.web import CHAT_TEMPLATE

@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.cli.serve import READY, Role
 from slipstream.errors import Unavailable
 from slipstream.process import END_WITH_PARENT
+from slipstream.serving.role import READY, Role
 from tests.e2e.conftest import ROOT
 from tests.health import healthy
 

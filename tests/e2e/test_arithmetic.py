@@ -16,9 +16,9 @@ import grpc
 import pytest
 
 from benchmarks.prompts import held_out
-from slipstream.cli.serve import Role
 from slipstream.errors import ARITHMETIC_GONE, Unavailable
 from slipstream.rpc.channel import channel, error_of
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.checkpoints import other_weights
 from tests.e2e.conftest import ROOT, UNMEASURED, serve_environment

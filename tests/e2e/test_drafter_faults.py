@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.cli.serve import Role
 from slipstream.rpc.channel import channel
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
 from tests.follower import Follower

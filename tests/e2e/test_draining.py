@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cli.serve import Role
 from slipstream.rpc.channel import channel
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
 from tests.follower import Follower

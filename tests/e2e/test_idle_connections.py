@@ -11,7 +11,7 @@ import pytest
 
 from gateway.api.http.connections import SPARE
 from gateway.api.http_front import CONNECTIONS_A_SESSION, SPARE_CONNECTIONS
-from slipstream.cli.serve import Role
+from slipstream.serving.role import Role
 from tests.e2e.conftest import ROOT
 from tests.loopback import HOST, free_port
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import Role
 from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import RetrySettings
 from slipstream.errors import Unavailable
+from slipstream.serving.role import Role
 from tests.e2e.conftest import ROOT
 from tests.fleet import emulated_text
 from tests.loopback import HOST, free_port

@@ -10,8 +10,8 @@ import pytest
 
 from slipstream.cli.operations import doctor
 from slipstream.cli.options import expanded
-from slipstream.cli.serve import check_fit
 from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.serving.fit import check_fit
 from slipstream.tokenizer.vocabulary import template_warning
 from slipstream.v1 import gateway_pb2, types_pb2
 from tests.calls import left_after

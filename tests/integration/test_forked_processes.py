@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import Role
 from slipstream.errors import Unavailable
+from slipstream.serving.role import Role
 from tests import forked_processes
 from tests.forked_processes import ForkedProcess, run_command
 

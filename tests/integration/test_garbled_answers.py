@@ -13,7 +13,6 @@ import typer
 
 from slipstream.cli.operations import doctor
 from slipstream.cli.options import expanded
-from slipstream.cli.serve import check_fit
 from slipstream.cli.status import status
 from slipstream.client.client import RetrySettings, complete
 from slipstream.client.completion import Completion
@@ -22,6 +21,7 @@ from slipstream.errors import InvalidArgument, Unavailable
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import channel
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
+from slipstream.serving.fit import check_fit
 from slipstream.v1 import drafter_pb2_grpc, gateway_pb2, gateway_pb2_grpc, verifier_pb2, worker_pb2
 from tests.fleet import emulated_text, gateway, until, verifier
 from tests.front import Setting

@@ -18,7 +18,6 @@ from benchmarks.translation import agreement, permuted, runs
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
 from drafter_svc.drafter import running as drafter_running
-from slipstream.cli.serve import check_fit
 from slipstream.engine.engine import Engine, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SlipstreamError
@@ -29,6 +28,7 @@ from slipstream.proposers.cross_vocabulary.translation import Translation
 from slipstream.proposers.draft_tree import DraftNode
 from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.rpc.proto_conversion import model_to_proto
+from slipstream.serving.fit import check_fit
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from tests.checkpoints import save_checkpoint

@@ -16,8 +16,8 @@ from statistics import median
 
 import httpx
 
-from slipstream.cli.serve import Role
 from slipstream.client.gateway_endpoint import digest
+from slipstream.serving.role import Role
 from tests.e2e.conftest import ROOT, starting
 from tests.isolation.attacker import client
 from tests.isolation.scribe import SCRIBE, TARGET

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from slipstream import AsyncClient
-from slipstream.cli.serve import Role
 from slipstream.client.async_client import AsyncStream
 from slipstream.client.completion import Completion
 from slipstream.client.options import Message
+from slipstream.serving.role import Role
 from tests.e2e.conftest import starting
 from tests.real_model.prompts import OWN
 

@@ -17,7 +17,7 @@ import grpc
 import psutil
 
 from benchmarks.load_generator import LoadResult, run_load
-from slipstream.cli.serve import Role
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2
 from tests.fleet import Gateway
 from tests.loopback import ANY

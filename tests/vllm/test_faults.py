@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from benchmarks.load_generator import LoadResult, run_load
 from capacity.__main__ import plan
 from capacity.cost import Table
-from slipstream.cli.serve import Role
 from slipstream.rpc.channel import CHANNEL_OPTIONS
+from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2
 from tests.fleet import Gateway, gateway, until
 from tests.sampled_texts import assert_distributed

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from capacity.__main__ import plan
 from slipstream.cli import app, options
-from slipstream.cli.serve import Fleet
+from slipstream.serving.fleet import Fleet
 
 REFUSED = {
     "plain decoding with a drafter": (["serve", "--drafter", "none", "--drafter", "model"], "none"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from slipstream.cli.default_drafters import DEFAULT_DRAFTERS, LOOKUP_ALONE, PROCESSES_ALONE, default_drafters
+from slipstream.serving.default_drafters import DEFAULT_DRAFTERS, LOOKUP_ALONE, PROCESSES_ALONE, default_drafters
 from slipstream.tokenizer import vocabulary
 
 

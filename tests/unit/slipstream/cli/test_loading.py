@@ -8,8 +8,8 @@ import io
 import pytest
 from rich.console import Console
 
-from slipstream.cli.loading import Loading
 from slipstream.errors import Unavailable
+from slipstream.serving.loading import Loading
 
 MODEL = "models/[big]/" + "x" * 80
 """A line is not wrapped, however long it is."""

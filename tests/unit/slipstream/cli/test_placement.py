@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.cli.serve import Placement, place
+from slipstream.serving.placement import Placement, place
 
 MODEL, BOTH, ALL = ("model",), ("model", "suffix"), ("model", "suffix", "eagle")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import OPTIONS, cause_of
+from slipstream.serving.role import OPTIONS, cause_of
 from tests.checkpoints import save_checkpoint, save_tokenizer
 from tools.settings import CONFIGS
 

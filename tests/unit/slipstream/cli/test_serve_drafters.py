@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from slipstream.cli.serve import Fleet, _model_of, _named
+from slipstream.cli.serve import _model_of, _named
 from slipstream.errors import InvalidArgument
+from slipstream.serving.fleet import Fleet
 from slipstream.tokenizer.vocabulary import shipped_model
 
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import Fleet, FleetOptions, vllm_python
 from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.serving.fleet import Fleet, vllm_python
+from slipstream.serving.options import FleetOptions
 from verifier_svc.config import VerifierConfig
 
-serve = import_module("slipstream.cli.serve")
+fleet_module = import_module("slipstream.serving.fleet")
 
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLIPSTREAM_VLLM_PYTHON", raising=False)
-    monkeypatch.setattr(serve, "VLLM_PYTHON", Path("no-such-environment/bin/python"))
+    monkeypatch.setattr(fleet_module, "VLLM_PYTHON", Path("no-such-environment/bin/python"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
 
@@ -41,7 +42,7 @@ def test_the_environment_of_make_setup_vllm_is_found(monkeypatch: pytest.MonkeyP
     python = tmp_path / "made/bin/python"
     python.parent.mkdir(parents=True)
     python.touch()
-    monkeypatch.setattr(serve, "VLLM_PYTHON", Path("made/bin/python"))
+    monkeypatch.setattr(fleet_module, "VLLM_PYTHON", Path("made/bin/python"))
     assert vllm_python() == str(python)
 
 
