@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.head_file import read_target
 from training.acceptance import Ranks, measure_ranks, simulate
-from training.corpus import DISTINCT, distinct_share
 from training.eagle import Eagle
 from training.request import TrainRequest
 from training.samples import SampleMaker

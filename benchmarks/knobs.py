@@ -42,9 +42,9 @@ from benchmarks.row_counts import row_counts
 from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
+from slipstream.pairs.loops import distinct_share
 from slipstream.proposers.base import HiddenNeed, ProposerSettings, open_proposer
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from training.corpus import distinct_share
 from verifier_svc.execution.embedded import EmbeddedExecutor
 
 ASKED = ("greedy", "T = 0.8")

@@ -29,8 +29,9 @@ from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import ANYWHERE, MODELS, started
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
+from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
-from training.corpus import DISTINCT, distinct_share, read_corpus
+from training.corpus import read_corpus
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import VerifierParts, running
 

@@ -30,8 +30,8 @@ from slipstream.engine.models.packed_library import unpacked
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
+from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from training.corpus import DISTINCT, distinct_share
 from training.inflate.inflate import inflate
 from training.inflate.proportions import InflateRequest
 

@@ -14,10 +14,10 @@ import torch
 from benchmarks.prompts import held_out
 from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
+from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from training.corpus import DISTINCT, distinct_share
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 

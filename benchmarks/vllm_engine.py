@@ -26,11 +26,11 @@ from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from slipstream.client.load.machine import machine_ticks
+from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.serving.fleet import vllm_python
 from slipstream.serving.role import Role
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
-from training.corpus import DISTINCT, distinct_share
 
 AT_ONCE = (1, 6, 16)
 TOKENS = 32

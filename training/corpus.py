@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,6 @@ LEFT_OUT_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data", "data", "encoded_modules"}
 )
 HELD_OUT_PER_MILLE = 20
-DISTINCT = 0.6
-"""Least share of different 4-grams in a greedy text: a loop is guessed by anybody, and flatters all figures."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,6 @@ def _read(path: Path) -> str:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
         return ""
-
-
-def distinct_share(token_ids: Sequence[int]) -> float:
-    """Distinct 4-grams over all 4-grams; 1.0 for text too short to repeat."""
-    grams = [tuple(token_ids[i : i + 4]) for i in range(len(token_ids) - 3)]
-    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 END_OF_TEXT = "<|endoftext|>"

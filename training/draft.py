@@ -18,12 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, Mistra
 
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from slipstream.pairs.passes import passes
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer, source_and_revision, tokenizer_file
 from training.corpus import TrainingBatch
 from training.folder import replacing
 from training.loss import distilled, divergence
 from training.request import TrainRequest
-from training.speed import CONTEXT, passes
+from training.speed import CONTEXT
 from training.target import Target, TargetStates
 from training.trained_drafter import rank_of, reached, shifted
 

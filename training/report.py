@@ -8,11 +8,11 @@ from html import escape
 from pathlib import Path
 
 from slipstream.html_page import Line, chart, page, table
+from slipstream.pairs.verdict import PairFigures
 from training.acceptance import SimulatedAcceptance
 from training.request import TrainRequest
 from training.speed import Speed
 from training.trainer import Position
-from training.verdict import PairFigures
 
 
 @dataclass(frozen=True)

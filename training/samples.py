@@ -11,9 +11,10 @@ from contextlib import closing
 import torch
 
 from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.pairs.loops import DISTINCT, distinct_share
 from training.answer_store import AnswerStore, StoredAnswer
 from training.answers import AnswerSettings, write_answers
-from training.corpus import DISTINCT, TrainingBatch, distinct_share
+from training.corpus import TrainingBatch
 from training.progress import StageProgress
 from training.request import TrainRequest
 from training.target import Target, TargetStates

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -13,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.segment import Segment
+from slipstream.pairs.passes import least_seconds, passes
 from training.acceptance import SIZES
 from training.trained_drafter import TrainedDrafter
 
@@ -52,31 +49,3 @@ def measure_speed(engine: Engine, drafter: TrainedDrafter, device: torch.device)
     for smaller, larger in reversed(list(pairwise(sizes))):
         least[smaller] = min(least[smaller], least[larger])
     return Speed(least.pop(0), least, drafter.passes * draft_s)
-
-
-@contextmanager
-def passes(engine: Engine, context: int, most: int, chain: int) -> Iterator[Callable[[int], None]]:
-    """Passes of one session of `context` tokens, by their candidates: up to `most`, in chains of `chain`."""
-    sequence = engine.kv.begin_unshared(context + 1 + most)
-    prompt = Segment(sequence, [0] * context)
-    engine.forward([prompt])
-    engine.kv.keep(prompt, [])
-
-    def verify(count: int) -> None:
-        parents = [node - 1 if node % chain else -1 for node in range(count)]
-        engine.forward([Segment(sequence, [0], [0] * count, parents)]).logits.sum().item()
-
-    yield verify
-    engine.kv.close(sequence)
-
-
-def least_seconds(kinds: Sequence[Callable[[], object]], tries: int) -> list[float]:
-    """The least of so many tries of each, in turn, so that other work on the machine meets all of them."""
-    least = [math.inf] * len(kinds)
-    with torch.inference_mode():
-        for _ in range(tries):
-            for index, run in enumerate(kinds):
-                began = time.perf_counter()
-                run()
-                least[index] = min(least[index], time.perf_counter() - began)
-    return least

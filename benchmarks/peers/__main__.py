@@ -39,8 +39,8 @@ from benchmarks.records import RESULTS, Row, in_a_name, write
 from slipstream.client.load.paired import paired_ratio
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
+from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from training.corpus import DISTINCT, distinct_share
 
 REFERENCE = "llama.cpp"
 EXPECTED = "transformers"

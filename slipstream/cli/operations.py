@@ -164,11 +164,11 @@ def _try_pair(pair: PairOptions, *, as_json: bool) -> None:
         need_installed("torch", "transformers")
         check_folder(pair.target)
         draft = _draft_of(pair)
-        from slipstream.cli.pair_check import PROMPTS, check_pair
-        from slipstream.cli.pair_figures import PairCheck
         from slipstream.cli.pair_report import as_json as listed
         from slipstream.cli.pair_report import render
         from slipstream.client.load.workload import read_workload
+        from slipstream.pairs.check import PROMPTS, check_pair
+        from slipstream.pairs.figures import PairCheck
 
         asked = PROMPTS if pair.prompts is None else read_workload(pair.prompts)
         check = PairCheck(pair.target, draft, pair.drafter, translated=pair.translate)

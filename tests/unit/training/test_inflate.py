@@ -22,8 +22,8 @@ from transformers import (
 from typer.testing import CliRunner
 
 from slipstream.cli import app
-from slipstream.cli.models import parse_count
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
+from training.inflate.cli import parse_count
 from training.inflate.inflate import inflate
 from training.inflate.proportions import InflateRequest, Proportions, choose_proportions, layer_origins
 from training.inflate.shards import ShardWriter, StoredWeights

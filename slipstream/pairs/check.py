@@ -18,14 +18,16 @@ from pathlib import Path
 
 import torch
 
-from slipstream.cli.pair_figures import DEPTH, TEMPERATURES, PairCheck, Round, mean_length, summarise
-from slipstream.cli.pair_findings import check_files, check_models, decide, warn, warn_of_level
 from slipstream.client.load.workload import Asked
 from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling, logits_processor
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument, SlipstreamError
+from slipstream.pairs.figures import DEPTH, TEMPERATURES, PairCheck, Round, mean_length, summarise
+from slipstream.pairs.findings import check_files, check_models, decide, warn, warn_of_level
+from slipstream.pairs.loops import DISTINCT, distinct_share
+from slipstream.pairs.passes import least_seconds, passes
 from slipstream.proposers.base import (
     ROOT,
     UNLIMITED,
@@ -41,8 +43,6 @@ from slipstream.proposers.base import (
 from slipstream.proposers.registry import find_method
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import is_local, load_tokenizer, read_json, tokenizer_file
-from training.corpus import DISTINCT, distinct_share
-from training.speed import least_seconds, passes
 
 CHUNK = 256
 TRIES = 5
@@ -114,7 +114,6 @@ def _rounds(
     """Rounds over the target's texts, the calls that they took, the lengths of all answers, and the rounds of the first
     text once more. A text that loops is guessed by anybody, and flatters all figures: it is counted and left out."""
     tokenizer = load_tokenizer(check.target)
-    size = engine.model.vocabulary_size
     counts_first = find_method(check.method).needs_model
     rounds: list[Round] = []
     calls, lengths, distinct = Calls(), list[int](), list[float]()
@@ -125,29 +124,62 @@ def _rounds(
         for seed, asked in enumerate(prompts):
             prompt = list(tokenizer.encode(asked.prompt).ids)
             sampling = SamplingParams(temperature=temperature, seed=seed)
-            text, states = write_text(engine, prompt, asked.max_tokens or tokens, sampling, opened.hidden)
-            lengths.append(len(text) - len(prompt))
-            distinct.append(distinct_share(text[len(prompt) :]))
+            text = write_text(engine, prompt, asked.max_tokens or tokens, sampling, opened.hidden)
+            lengths.append(len(text.written))
+            distinct.append(distinct_share(text.written))
             if distinct[-1] < DISTINCT:
                 check.looping += 1
                 check.looping_by_temperature[f"{temperature:g}"] += 1
                 continue
-            run = partial(run_rounds, opened, text, len(prompt), states, sampling, asked.workload or "all", size=size)
+            run = partial(run_rounds, opened, text, asked.workload or "all")
             timed = timed or run
             rounds += run(calls)
             if not temperature:
                 check.places += lengths[-1]
-                firsts += first_right(opened, text, len(prompt), states, sampling, size) if counts_first else []
+                firsts += first_right(opened, text) if counts_first else []
     check.texts, check.distinct = len(distinct), statistics.mean(distinct)
     check.first = sum(firsts) / len(firsts) if firsts else None
     return rounds, calls, lengths, timed
 
 
+@dataclass(frozen=True, slots=True)
+class TargetText:
+    """A prompt and what the target wrote behind it, at which a drafter is tried."""
+
+    tokens: list[int]
+    prompt_length: int
+    sampling: SamplingParams
+    states: HiddenStates | None = None
+    """Of all tokens but the last, for heads."""
+    vocabulary_size: int = UNLIMITED
+    """Of the target."""
+
+    @property
+    def written(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    def context(self, handle: object, length: int, given: int) -> ProposerContext:
+        """A proposer's view of the first `length` tokens. It has the hidden states of the first `given`, and gets the rest."""
+        hidden: tuple[HiddenRows, ...] = ()
+        if self.states is not None and length - 1 > given:
+            hidden = (HiddenRows(given, self.states.cut(given, length - 1)),)
+        return ProposerContext(
+            handle,
+            self.tokens,
+            length,
+            self.prompt_length,
+            len(self.tokens) + DEPTH,
+            self.sampling,
+            vocabulary_size=self.vocabulary_size,
+            hidden=hidden,
+        )
+
+
 @torch.inference_mode()
 def write_text(
     engine: Engine, prompt: list[int], tokens: int, sampling: SamplingParams, need: HiddenNeed | None
-) -> tuple[list[int], HiddenStates | None]:
-    """What the target writes behind the prompt, and the hidden states of all tokens but the last where they are needed.
+) -> TargetText:
+    """Up to `tokens` of the target behind the prompt, with the hidden states that `need` names.
 
     Raises ResourceExhausted for a text that has no room, Internal for broken numbers.
     """
@@ -172,7 +204,8 @@ def write_text(
                 break
     finally:
         engine.kv.close(sequence)
-    return text, HiddenStates.join(parts) if parts else None
+    states = HiddenStates.join(parts) if parts else None
+    return TargetText(text, len(prompt), sampling, states, engine.model.vocabulary_size)
 
 
 @dataclass(slots=True)
@@ -188,35 +221,20 @@ TimedRounds = Callable[[Calls], Generator[Round]]
 """Begins the rounds over one text."""
 
 
-def run_rounds(
-    opened: OpenedProposer,
-    text: list[int],
-    prompt_length: int,
-    states: HiddenStates | None,
-    sampling: SamplingParams,
-    workload: str,
-    calls: Calls,
-    size: int = UNLIMITED,
-) -> Generator[Round]:
-    """Rounds over the text behind its prompt; `size`: of the target's vocabulary. Raises the error with which the
-    proposer gives the sequence up."""
-    handle, length, given = object(), prompt_length, 0
+def run_rounds(opened: OpenedProposer, text: TargetText, workload: str, calls: Calls) -> Generator[Round]:
+    """Rounds over the text behind its prompt. Raises the error with which the proposer gives the sequence up."""
+    handle, length, given, tokens = object(), text.prompt_length, 0, text.tokens
     try:
-        while length < len(text):
-            hidden: tuple[HiddenRows, ...] = ()
-            if states is not None and length - 1 > given:
-                hidden = (HiddenRows(given, states.cut(given, length - 1)),)
-                given = length - 1
-            context = ProposerContext(
-                handle, text, length, prompt_length, len(text) + DEPTH, sampling, vocabulary_size=size, hidden=hidden
-            )
+        while length < len(tokens):
+            context = text.context(handle, length, given)
+            given = length - 1
             chain = likeliest_chain(opened, context, calls)
             right = 0
-            while right < len(chain) and length + right < len(text) and chain[right] == text[length + right]:
+            while right < len(chain) and length + right < len(tokens) and chain[right] == tokens[length + right]:
                 right += 1
             calls.rounds += 1
-            tried = min(len(chain), len(text) - length)
-            yield Round(length, workload, sampling.temperature, tried, right)
+            tried = min(len(chain), len(tokens) - length)
+            yield Round(length, workload, text.sampling.temperature, tried, right)
             length += right + 1
     finally:
         opened.proposer.close_sequence(handle)
@@ -238,26 +256,14 @@ def call_seconds(rounds_of: TimedRounds) -> float:
     return float(statistics.mean(map(min, zip(*found, strict=True))))
 
 
-def first_right(
-    opened: OpenedProposer,
-    text: list[int],
-    prompt_length: int,
-    states: HiddenStates | None,
-    sampling: SamplingParams,
-    size: int = UNLIMITED,
-) -> list[bool]:
+def first_right(opened: OpenedProposer, text: TargetText) -> list[bool]:
     """Whether the first candidate is the text's token, at every place behind the prompt: rounds begin where the ones
     before ended, which are the places that are hard to guess."""
     handle, given, found = object(), 0, list[bool]()
-    for length in range(prompt_length, len(text)):
-        hidden: tuple[HiddenRows, ...] = ()
-        if states is not None:
-            hidden = (HiddenRows(given, states.cut(given, length - 1)),)
-            given = length - 1
-        context = ProposerContext(
-            handle, text, length, prompt_length, len(text) + DEPTH, sampling, vocabulary_size=size, hidden=hidden
-        )
-        found.append(likeliest_chain(opened, context, Calls(), 1)[:1] == [text[length]])
+    for length in range(text.prompt_length, len(text.tokens)):
+        context = text.context(handle, length, given)
+        given = length - 1
+        found.append(likeliest_chain(opened, context, Calls(), 1)[:1] == [text.tokens[length]])
     opened.proposer.close_sequence(handle)
     return found
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from slipstream.cli.pair_figures import FEW_ROUNDS, PairCheck, Round, bucket
 from slipstream.engine.engine import Engine
 from slipstream.errors import SlipstreamError
+from slipstream.pairs.figures import FEW_ROUNDS, PairCheck, Round, bucket
+from slipstream.pairs.verdict import LEAST_GAIN, MOST_LEVEL, PairFigures
 from slipstream.proposers.base import OpenedProposer
 from slipstream.proposers.registry import METHODS
 from slipstream.rpc import proto_conversion
 from slipstream.tokenizer.pairing import TRANSLATE, check_vocabularies, padding_note
 from slipstream.tokenizer.vocabulary import is_local, model_folder, read_json, share_vocabulary, template_warning
-from training.verdict import LEAST_GAIN, MOST_LEVEL, PairFigures
 
 DECAY, SHIFT, HEAT = 0.7, 0.6, 0.75
 """Shares of an acceptance length beyond 1 below which long contexts, the worst slice and high temperature are worth a

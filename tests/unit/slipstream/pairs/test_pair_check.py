@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from benchmarks.translation import permuted
 from slipstream.cli import app
 from slipstream.cli.operations import NOT_WORTH_IT
-from slipstream.cli.pair_check import PROMPTS, Calls, check_pair, first_right, run_rounds, write_text
-from slipstream.cli.pair_figures import DEPTH, PairCheck, Round, summarise
-from slipstream.cli.pair_findings import check_models, decide, largest_draft, warn
 from slipstream.cli.pair_report import render
 from slipstream.client.load.workload import Asked
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_info import ModelInfo
+from slipstream.pairs.check import PROMPTS, Calls, TargetText, check_pair, first_right, run_rounds, write_text
+from slipstream.pairs.figures import DEPTH, PairCheck, Round, summarise
+from slipstream.pairs.findings import check_models, decide, largest_draft, warn
 from slipstream.proposers.base import Proposal, ProposerSettings, open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import shipped_model
@@ -35,13 +35,13 @@ TARGET, DRAFT = shipped_model("target"), shipped_model("draft")
 def test_the_draft_that_is_the_target_is_always_right() -> None:
     engine, sampling = open_engine(TARGET, "float32", 2048), SamplingParams(temperature=0.0)
     opened = open_proposer("model", ProposerSettings(model=TARGET, target=TARGET, dtype="float32", kv_tokens=2048))
-    text, states = write_text(engine, list(range(5, 40)), 30, sampling, None)
-    assert states is None and engine.kv.blocks_free == engine.kv.blocks_total
+    text = write_text(engine, list(range(5, 40)), 30, sampling, None)
+    assert text.states is None and engine.kv.blocks_free == engine.kv.blocks_total
     calls = Calls()
-    rounds = list(run_rounds(opened, text, 35, None, sampling, "all", calls))
+    rounds = list(run_rounds(opened, text, "all", calls))
     assert all(each.accepted == each.proposed > 0 for each in rounds)
     assert calls.rounds == len(rounds) and len(calls.seconds) >= sum(each.proposed for each in rounds)
-    assert sum(each.accepted for each in rounds) + len(rounds) >= len(text) - 35
+    assert sum(each.accepted for each in rounds) + len(rounds) >= len(text.written)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -51,8 +51,8 @@ async def test_it_accepts_what_serving_accepts(temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=3)
     engine = open_engine(TARGET, "float32", 4096)
     opened = open_proposer("ngram", ProposerSettings())
-    text, _ = write_text(engine, prompt, 48, sampling, None)
-    rounds = list(run_rounds(opened, text, len(prompt), None, sampling, "all", Calls()))
+    text = write_text(engine, prompt, 48, sampling, None)
+    rounds = list(run_rounds(opened, text, "all", Calls()))
     async with (
         verifier(engine, local_drafters=("ngram",), model=TARGET, always_speculate=True) as server,
         gateway(server.address) as client,
@@ -60,7 +60,7 @@ async def test_it_accepts_what_serving_accepts(temperature: float) -> None:
         served = await client.decode(
             prompt, tokens=48, sampling=sampling, drafters=["verifier:ngram"], max_draft_tokens=DEPTH
         )
-    assert served.token_ids == text[len(prompt) :]
+    assert served.token_ids == text.written
     assert abs(sum(each.accepted for each in rounds) - served.accepted) <= 0.2 * served.accepted + 4
 
 
@@ -71,9 +71,10 @@ def test_heads_read_the_hidden_states_of_the_text(tmp_path: Path) -> None:
     save_head(knowing_head(target, LAYERS), tmp_path / "head", str(target))
     opened = open_proposer("eagle", ProposerSettings(model=str(tmp_path / "head"), target=str(target), dtype="float32"))
     engine, sampling = open_engine(str(target), "float32", 2048), SamplingParams(temperature=0.0)
-    text, states = write_text(engine, list(range(3, 60)), 40, sampling, opened.hidden)
-    assert states is not None and len(states.last) == len(text) - 1 and set(states.layers) == set(LAYERS)
-    rounds = list(run_rounds(opened, text, 57, states, sampling, "all", Calls()))
+    text = write_text(engine, list(range(3, 60)), 40, sampling, opened.hidden)
+    states = text.states
+    assert states is not None and len(states.last) == len(text.tokens) - 1 and set(states.layers) == set(LAYERS)
+    rounds = list(run_rounds(opened, text, "all", Calls()))
     assert sum(each.accepted for each in rounds) > 0.1 * len(rounds)
 
 
@@ -255,14 +256,13 @@ def looping_check(
     first: dict[float, list[int]], second: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> PairCheck:
     """Of a target that answers the first of two prompts by temperature, and the second with one text."""
-    from slipstream.cli import pair_check
+    from slipstream.pairs import check as pair_check
 
     folder = str(save_checkpoint("llama", tmp_path / "target", vocab_size=64, num_hidden_layers=1))
 
-    def write(
-        engine: Any, prompt: list[int], tokens: int, sampling: SamplingParams, need: Any
-    ) -> tuple[list[int], None]:
-        return prompt + (first[sampling.temperature] if len(prompt) == 3 else second), None
+    def write(engine: Any, prompt: list[int], tokens: int, sampling: SamplingParams, need: Any) -> TargetText:
+        written = first[sampling.temperature] if len(prompt) == 3 else second
+        return TargetText(prompt + written, len(prompt), sampling)
 
     monkeypatch.setattr(pair_check, "write_text", write)
     save_spaced_tokenizer(tmp_path / "target", 64)
@@ -282,13 +282,13 @@ def test_the_first_candidate_is_judged_at_every_place(tmp_path: Path) -> None:
     """Of a draft that is the target all are right; places inside accepted chains count as well."""
     engine, sampling = open_engine(TARGET, "float32", 2048), SamplingParams(temperature=0.0)
     opened = open_proposer("model", ProposerSettings(model=TARGET, target=TARGET, dtype="float32", kv_tokens=2048))
-    text, _ = write_text(engine, list(range(5, 40)), 20, sampling, None)
-    assert first_right(opened, text, 35, None, sampling) == [True] * (len(text) - 35)
+    text = write_text(engine, list(range(5, 40)), 20, sampling, None)
+    assert first_right(opened, text) == [True] * len(text.written)
 
 
 def test_other_work_on_the_machine_and_the_prompt_count_for_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call takes 2 ms, one that reads the prompt a second, and every seventh waits half a second for its core."""
-    from slipstream.cli import pair_check
+    from slipstream.pairs import check as pair_check
 
     now, made, closed = [0.0], [0], list[object]()
     known = set[object]()
@@ -304,7 +304,8 @@ def test_other_work_on_the_machine_and_the_prompt_count_for_no_call(monkeypatch:
     monkeypatch.setattr(pair_check.time, "perf_counter", lambda: now[0])
 
     def rounds_of(calls: Calls) -> Any:
-        return run_rounds(opened, list(range(60)), 10, None, SamplingParams(temperature=0.0), "all", calls)
+        text = TargetText(list(range(60)), 10, SamplingParams(temperature=0.0))
+        return run_rounds(opened, text, "all", calls)
 
     assert pair_check.call_seconds(rounds_of) == pytest.approx(0.002)
     assert set(closed) == known and len(known) == pair_check.TRIES
@@ -314,8 +315,8 @@ def test_a_draft_with_other_tokens_is_measured_as_it_translates_and_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipped draft under other token ids is right as often as without; few places and no gain are enough here."""
-    monkeypatch.setattr("training.verdict.LEAST_PLACES", 10)
-    monkeypatch.setattr("training.verdict.LEAST_GAIN", 0.0)
+    monkeypatch.setattr("slipstream.pairs.verdict.LEAST_PLACES", 10)
+    monkeypatch.setattr("slipstream.pairs.verdict.LEAST_GAIN", 0.0)
     shuffled = str(permuted(Path(DRAFT), tmp_path / "permuted"))
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": PROMPTS[0].prompt, "max_tokens": 12}))
