@@ -34,11 +34,11 @@ from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
+from verifier_svc.telemetry.metrics_source import StepStats
 
 AIM_S = 0.001
 PASS_S = 0.005

@@ -29,9 +29,9 @@ from gateway.work.tenant_work import TenantWork
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.metrics_source import StepStats
-from verifier_svc.observer import StepReport
-from verifier_svc.round_result import RoundResult, StepTiming
+from verifier_svc.rounds.observer import StepReport
+from verifier_svc.rounds.round_result import RoundResult, StepTiming
+from verifier_svc.telemetry.metrics_source import StepStats
 
 DEPTHS = (1, 2, 3, 4, 5, 2, 3, 1)
 ROUND = verifier_pb2.Round(

@@ -20,7 +20,7 @@ from slipstream.proposers.drafting.scheduler import DraftScheduler, Subscriber
 from slipstream.proposers.drafting.session import DraftPolicy, DraftSession
 from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.proposers.expansion import FEWEST
-from slipstream.speculation.lookahead import LookaheadWindow
+from slipstream.speculation.lookahead_window import LookaheadWindow
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import ROOT, Selection
 from verifier_svc.acceptance.result import AcceptanceResult

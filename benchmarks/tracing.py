@@ -43,9 +43,9 @@ from slipstream.process import tune_runtime
 from slipstream.telemetry.composite import composite
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2
-from verifier_svc.observer import MessageAnnotator, StepObserver
+from verifier_svc.rounds.observer import MessageAnnotator, StepObserver
 from verifier_svc.session import Session
-from verifier_svc.tracing import VerifierTracing, VerifyTrace
+from verifier_svc.telemetry.verifier_spans import VerifierTracing, VerifyTrace
 
 SESSIONS, NODES, PASS_S = 32, 8, 0.02
 WARM_STEPS, TURNS, STEPS = 60, 14, 40

@@ -38,11 +38,11 @@ from verifier_svc.config import PROMPT_STEP_S
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import StepExecutor
-from verifier_svc.metrics_source import StepStats
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
+from verifier_svc.telemetry.metrics_source import StepStats
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 VOCABULARY = 512

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from drafter_svc.tracing import DraftTrace
+from drafter_svc.drafter_spans import DraftTrace
 from slipstream.errors import (
     BAD_COMMAND,
     NUMBER_OUT_OF_RANGE,

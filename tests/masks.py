@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from verifier_svc.constraints import MaskThreads, MaskWorkers
+from verifier_svc.grammar.constraints import MaskThreads, MaskWorkers
 
 
 class AtOnce:

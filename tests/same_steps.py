@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.engine.sampler import coupled_sampling, draft_distribution
+from slipstream.engine.sampler import coupled_sampling, draft_draws
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -65,7 +65,7 @@ def guesses(logits: torch.Tensor) -> list[list[list[int]]]:
     """Behind four rows: ranked tokens, distributions, and tokens drawn from them."""
     greedy, seeds, places = [True, False, False, True], [1, 2, 3, 4], [5, 6, 7, 8]
     tokens, _ = coupled_sampling.rank(logits, greedy, seeds, places, 3, 1.5)
-    ids, weights = draft_distribution.quantise(logits, 16)
+    ids, weights = draft_draws.quantise(logits, 16)
     weights[greedy, 1:] = 0  # as a drafter does for greedy sessions under a ratio rule
-    drawn = draft_distribution.draw(ids, weights, seeds, places, 3)
+    drawn = draft_draws.draw(ids, weights, seeds, places, 3)
     return [tensor.tolist() for tensor in (tokens, ids, weights, drawn)]

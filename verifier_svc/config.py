@@ -9,7 +9,7 @@ from slipstream.engine.model_info import MOST_CANDIDATES
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import ProposerSettings
 from slipstream.proposers.registry import METHODS
-from slipstream.speculation.lookahead import LookaheadSize
+from slipstream.speculation.lookahead_window import LookaheadSize
 from slipstream.telemetry import logs
 from verifier_svc.address_allowlist import AddressAllowlist
 from verifier_svc.wait_policy.draft_threshold import LEVELS

@@ -41,12 +41,12 @@ from verifier_svc.admission import (
     check_rule,
     check_trust,
 )
-from verifier_svc.constraints import Constraint, GrammarConstraint, MaskThreads, MaskWorkers
-from verifier_svc.grammar_compilation import CompilationListener, GrammarCompilation
+from verifier_svc.grammar.compilation import CompilationListener, GrammarCompilation
+from verifier_svc.grammar.constraints import Constraint, GrammarConstraint, MaskThreads, MaskWorkers
+from verifier_svc.grammar.token_constraint import ReasoningBound, TokenConstraint, TokenRules
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
-from verifier_svc.token_constraint import ReasoningBound, TokenConstraint, TokenRules
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from typing import Protocol
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.engine.segment import KVSequence
 from slipstream.speculation.candidate_tree import CandidateTree
-from slipstream.speculation.lookahead import LookaheadWindow
+from slipstream.speculation.lookahead_window import LookaheadWindow
 from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
-from verifier_svc.constraints import Constraint
+from verifier_svc.grammar.constraints import Constraint
 from verifier_svc.wait_policy.session_drafting import SessionDrafting
 
 MAX_SOURCE_NAMES = 64

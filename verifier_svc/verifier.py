@@ -26,15 +26,15 @@ from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.estimators.cost_measurement import SESSIONS
 from verifier_svc.execution.executor import StepExecutor
 from verifier_svc.execution.target import open_target, running_executor
-from verifier_svc.metrics_source import StepStats, metrics_collector
-from verifier_svc.observer import StepObserver
-from verifier_svc.round_details import RoundDetailObserver
+from verifier_svc.rounds.observer import StepObserver
+from verifier_svc.rounds.round_details import RoundDetailObserver
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.service import ServiceLimits, VerifierService
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.local_drafters import local_drafters
-from verifier_svc.tracing import VerifierTracing
+from verifier_svc.telemetry.metrics_source import StepStats, metrics_collector
+from verifier_svc.telemetry.verifier_spans import VerifierTracing
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class TargetText:
         return self.tokens[self.prompt_length :]
 
     def context(self, handle: object, length: int, given: int) -> ProposerContext:
-        """A proposer's view of the first `length` tokens. It has the hidden states of the first `given`, and gets the rest."""
+        """A proposer's view of the first `length` tokens; of the first `given` it has the hidden states already."""
         hidden: tuple[HiddenRows, ...] = ()
         if self.states is not None and length - 1 > given:
             hidden = (HiddenRows(given, self.states.cut(given, length - 1)),)

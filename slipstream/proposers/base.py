@@ -15,7 +15,7 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
 from slipstream.proposers.registry import find_method
 from slipstream.speculation.draft_distribution import DraftDistribution
-from slipstream.speculation.lookahead import LookaheadWindow
+from slipstream.speculation.lookahead_window import LookaheadWindow
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 

@@ -1,4 +1,4 @@
-"""Propose the n-grams that the target guessed in its own passes (`slipstream.speculation.lookahead`)."""
+"""Propose the n-grams that the target guessed in its own passes (`slipstream.speculation.lookahead_window`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
 from slipstream.proposers.lookup import DOUBT, FoundNode, LookupProposer, confidence, doubt_at
-from slipstream.speculation.lookahead import Gram, LookaheadSize, LookaheadWindow, NgramPool
+from slipstream.speculation.lookahead_window import Gram, LookaheadSize, LookaheadWindow, NgramPool
 
 
 class LookaheadText:

@@ -11,7 +11,7 @@ from operator import attrgetter
 import torch
 
 from slipstream.engine.devices import download, upload
-from slipstream.engine.sampler import coupled_sampling, draft_distribution, logits_processor
+from slipstream.engine.sampler import coupled_sampling, draft_draws, logits_processor
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
@@ -101,15 +101,15 @@ class NodeChooser:
     def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
         """For the rule `rejection`: tokens really drawn from the sparse q that is sent along, siblings without
         replacement."""
-        ids, weights = draft_distribution.quantise(processed, self._proposal_tokens)
+        ids, weights = draft_draws.quantise(processed, self._proposal_tokens)
         contexts = [place.context for place in places]
         one_hot = upload(torch.tensor([context.sampling.greedy for context in contexts]), ids.device)
         weights[:, 1:].masked_fill_(one_hot[:, None], 0)  # where p is one-hot: so be q
         streams = [context.noise_stream for context in contexts]
         nodes = [place.context.noise_nodes[place.number] for place in places]
-        drawn = draft_distribution.draw(ids, weights, streams, nodes, self._width)
+        drawn = draft_draws.draw(ids, weights, streams, nodes, self._width)
         tokens, ids, weights = download(drawn, ids, weights)
-        rows = zip(places, tokens.tolist(), draft_distribution.pack(ids, weights), strict=True)
+        rows = zip(places, tokens.tolist(), draft_draws.pack(ids, weights), strict=True)
         return [[] if q is None else siblings(place.node, row, q) for place, row, q in rows]
 
 

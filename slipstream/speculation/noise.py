@@ -15,7 +15,7 @@ U = (bits + 1/2) / 2^32 with the top 32 bits of a draw, so 2^-33 <= U <= 1 - 2^-
 less likely than about 2^-32 is drawn too rarely; with the customary 24 bits that happened below 2^-24, which a
 vocabulary of 128,000 tokens reaches.
 
-`slipstream.engine.sampler.noise` computes the same bits with torch.
+`slipstream.engine.sampler.torch_noise` computes the same bits with torch.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.fleet import opening
 from tests.hostile_drafter import frame
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.round_result import StepTiming
+from verifier_svc.rounds.round_result import StepTiming
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.sources.candidate_sources import MAX_DRAFTERS, CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink

@@ -25,7 +25,7 @@ from tests.grammars import AMBIGUOUS, END, LANGUAGES, TARGET, compiled, grammars
 from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
-from verifier_svc.grammar_compilation import MOST_HELD
+from verifier_svc.grammar.compilation import MOST_HELD
 
 DRAFT = str(Path(TARGET).parent / "draft")
 PROMPT = tokenizer().encode("def read(self, path):").ids

@@ -21,10 +21,10 @@ from tests.enumeration import chain
 from tests.grammars import END, compiled
 from tests.masks import AT_ONCE
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.constraints import GrammarConstraint
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor
+from verifier_svc.grammar.constraints import GrammarConstraint
+from verifier_svc.grammar.token_constraint import TokenConstraint, TokenRules
 from verifier_svc.session import Session, SessionRequest
-from verifier_svc.token_constraint import TokenConstraint, TokenRules
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFT = str(ROOT / "models/target"), str(ROOT / "models/draft")

@@ -40,7 +40,7 @@ from verifier_svc.estimators.cost_measurement import REPEATS
 from verifier_svc.estimators.cost_measurement import SESSIONS as MEASURED_SESSIONS
 from verifier_svc.execution.vllm.messages import StepMasks
 from verifier_svc.execution.vllm.requests import RequestStep
-from verifier_svc.token_constraint import ReasoningBound, TokenRules
+from verifier_svc.grammar.token_constraint import ReasoningBound, TokenRules
 
 SESSIONS = 16
 CASES = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.devices import upload
-from slipstream.engine.sampler import noise
+from slipstream.engine.sampler import torch_noise
 from slipstream.speculation.noise import Purpose
 
 NO_DRAFT = -2
@@ -91,7 +91,9 @@ def reject(p: Tensor, chains: Chains, drawn: Drawn) -> Judged:
     is_last = np.zeros(len(p), np.bool_)
     is_last[chains.starts + chains.counts] = True
     keys = torch.from_numpy(is_last), _keys(chains, Purpose.BONUS), _keys(chains, Purpose.RESIDUAL)
-    scores = noise.gumbel(upload(torch.where(*keys), device)[stop, None], torch.arange(p.shape[-1], device=device))
+    scores = torch_noise.gumbel(
+        upload(torch.where(*keys), device)[stop, None], torch.arange(p.shape[-1], device=device)
+    )
     return Judged(accepted, scores.add_(left.log_()).argmax(dim=-1), lies[stop])
 
 
@@ -109,9 +111,9 @@ def leading(accepted: Tensor, counts: Indices) -> Tensor:
 
 
 def _keys(chains: Chains, purpose: Purpose) -> Tensor:
-    return noise.keys(chains.seeds, chains.positions, purpose)
+    return torch_noise.keys(chains.seeds, chains.positions, purpose)
 
 
 def _uniform(chains: Chains, purpose: Purpose) -> Tensor:
     keys = _keys(chains, purpose)
-    return noise.uniform(keys, torch.zeros_like(keys))
+    return torch_noise.uniform(keys, torch.zeros_like(keys))

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
-from slipstream.speculation.lookahead import WindowRows
+from slipstream.speculation.lookahead_window import WindowRows
 from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import CostCurve

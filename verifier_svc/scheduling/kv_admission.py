@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.segment import KVSequence
-from slipstream.speculation.lookahead import WindowRows
+from slipstream.speculation.lookahead_window import WindowRows
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.scheduling.fairness import Ageing, Claim, beyond_share, share_of
 from verifier_svc.session import Session

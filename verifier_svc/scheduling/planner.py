@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.tenants import PerTenant
 from verifier_svc.acceptance.result import AcceptanceResult
-from verifier_svc.constraints import Constraint
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
-from verifier_svc.round_result import StepTiming
+from verifier_svc.grammar.constraints import Constraint
+from verifier_svc.rounds.round_result import StepTiming
 from verifier_svc.scheduling.budget import allot
 from verifier_svc.scheduling.candidate_offers import CandidateOffers, OfferedSession, labels, workload
 from verifier_svc.scheduling.fairness import turns

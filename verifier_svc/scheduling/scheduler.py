@@ -20,8 +20,8 @@ from slipstream.v1 import verifier_pb2
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor, StepOutcome
 from verifier_svc.execution.fault_isolation import FaultIsolation
-from verifier_svc.observer import MessageAnnotator, StepObserver, StepReport
-from verifier_svc.round_result import RoundResult, StepTiming
+from verifier_svc.rounds.observer import MessageAnnotator, StepObserver, StepReport
+from verifier_svc.rounds.round_result import RoundResult, StepTiming
 from verifier_svc.scheduling.kv_admission import KVAdmission
 from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.session import Session

@@ -14,7 +14,7 @@ from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.observer import MessageAnnotator, StepObserver
+from verifier_svc.rounds.observer import MessageAnnotator, StepObserver
 from verifier_svc.session import DraftedSession, Session
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.sources.shadow import ShadowDrafters

@@ -34,8 +34,8 @@ from slipstream.tenants import PerTenant
 from slipstream.v1 import verifier_pb2
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.observer import MessageAnnotator, StepObserver
-from verifier_svc.round_result import RoundResult
+from verifier_svc.rounds.observer import MessageAnnotator, StepObserver
+from verifier_svc.rounds.round_result import RoundResult
 from verifier_svc.session import DraftedSession, Session
 
 log = logging.getLogger(__name__)

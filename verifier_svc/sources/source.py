@@ -14,7 +14,7 @@ from slipstream.rpc.channel import Dial
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.speculation.frame import Frame
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.observer import MessageAnnotator, StepObserver
+from verifier_svc.rounds.observer import MessageAnnotator, StepObserver
 from verifier_svc.session import DraftedSession
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.draft_threshold import PAUSE

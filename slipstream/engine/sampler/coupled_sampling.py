@@ -20,7 +20,7 @@ from torch import Tensor
 from slipstream.engine.devices import upload
 from slipstream.engine.kernels.race import contenders
 from slipstream.engine.kernels.ranking import rank_likeliest, ranks
-from slipstream.engine.sampler import noise
+from slipstream.engine.sampler import torch_noise
 from slipstream.speculation import noise as scalar
 from slipstream.speculation.noise import Purpose
 
@@ -57,7 +57,7 @@ def choose(
     sampled = np.flatnonzero(~np.asarray(greedy, np.bool_))
     if len(sampled):
         own = np.asarray(seeds, np.uint64)[sampled], np.asarray(positions, np.int64)[sampled]
-        keys = upload(noise.keys(*own, Purpose.COUPLED), logits.device)
+        keys = upload(torch_noise.keys(*own, Purpose.COUPLED), logits.device)
         if len(sampled) == len(logits):
             tokens = _race(logits, maxima, keys)
         else:
@@ -102,8 +102,8 @@ def rank(
     pure = upload(torch.tensor(greedy, dtype=torch.bool), logits.device)[:, None]
     scores = (values - top).double()
     if noisy:
-        keys = upload(noise.keys(seeds, positions, Purpose.COUPLED), logits.device)
-        scores += noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
+        keys = upload(torch_noise.keys(seeds, positions, Purpose.COUPLED), logits.device)
+        scores += torch_noise.gumbel(keys[:, None], ids).masked_fill(pure, 0.0)
     best, order = scores.topk(min(count, width), dim=-1)
     normaliser = (scores * sharpness).logsumexp(dim=-1, keepdim=True)
     if any(greedy):
@@ -158,12 +158,12 @@ def _race(logits: Tensor, maxima: Tensor, keys: Tensor) -> Tensor:
     shifted = logits - maxima[:, None]
     if not shifted.is_cpu:
         token_ids = torch.arange(logits.shape[-1], device=logits.device)
-        return noise.gumbel(keys[:, None], token_ids).add_(shifted).argmax(dim=-1)
+        return torch_noise.gumbel(keys[:, None], token_ids).add_(shifted).argmax(dim=-1)
     by_kernel = contenders(shifted, keys)
     if by_kernel is not None and by_kernel[0].tolist() == list(range(len(keys))):  # each is the only one of its row
         return by_kernel[1]
     row, token = by_kernel or (_contenders_among_few if _is_sparse(shifted) else _contenders)(shifted, keys)
-    scores = shifted[row, token].double() + noise.gumbel(keys[row], token)
+    scores = shifted[row, token].double() + torch_noise.gumbel(keys[row], token)
     best = torch.full_like(maxima, -math.inf, dtype=torch.float64).scatter_reduce_(0, row, scores, "amax")
     first = scores == best[row]
     winners = torch.full_like(keys, logits.shape[-1])
@@ -186,7 +186,7 @@ def _contenders(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     width, height = min(vocabulary, _BLOCK), max(1, _BLOCK // vocabulary)
     for top, left in itertools.product(range(0, rows, height), range(0, vocabulary, width)):
         block = times[top : top + height, left : left + width]
-        draws = noise.bits(keys[top : top + height, None], token_ids[left : left + width])
+        draws = torch_noise.bits(keys[top : top + height, None], token_ids[left : left + width])
         torch.div(_missing(draws), block, out=block)
     return _where(times <= _bar(times.amin(dim=-1))[:, None])
 
@@ -194,7 +194,7 @@ def _contenders(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 def _contenders_among_few(shifted: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """`_contenders` for rows with most tokens out of reach, as after top-k or top-p: only the others are hashed."""
     row, token = _where(shifted >= -_REACH)
-    times = _missing(noise.bits(keys[row], token)).div_(shifted[row, token].exp())
+    times = _missing(torch_noise.bits(keys[row], token)).div_(shifted[row, token].exp())
     leading = torch.full_like(keys, math.inf, dtype=torch.float32).scatter_reduce_(0, row, times, "amin")
     left = times <= _bar(leading)[row]
     return row[left], token[left]

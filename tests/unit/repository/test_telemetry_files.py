@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.telemetry.tracing import remarkable
+from gateway.telemetry.gateway_spans import remarkable
 from slipstream.telemetry import spans
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.speculation.selection import ROOT, Selection
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.round_details import MOST_SPANS, DraftTimes, RoundDetailObserver, add_origins
+from verifier_svc.rounds.round_details import MOST_SPANS, DraftTimes, RoundDetailObserver, add_origins
 
 NAMES = {1: "model", 2: "ngram"}
 TREE = Selection(

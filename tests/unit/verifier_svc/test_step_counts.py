@@ -11,7 +11,7 @@ from tests.call_counts import ROOT_FOLDER, calls_of
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.round_result import RoundResult, StepTiming
+from verifier_svc.rounds.round_result import RoundResult, StepTiming
 from verifier_svc.session import Session, SessionRequest
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier_svc.token_constraint import ReasoningBound, TokenConstraint, TokenRules
+from verifier_svc.grammar.token_constraint import ReasoningBound, TokenConstraint, TokenRules
 
 STOPS = (3, 9)
 SIZE = 20

@@ -13,14 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from slipstream.engine.sampler import coupled_sampling, noise
+from slipstream.engine.sampler import coupled_sampling, torch_noise
 from slipstream.engine.sampler.coupled_sampling import choose, rank
 from slipstream.speculation.noise import Purpose
 
 
 def naive(logits: torch.Tensor, greedy: Sequence[bool], seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    keys = noise.keys(seeds, positions, Purpose.COUPLED)[:, None]
-    scores = (logits - logits.amax(-1, keepdim=True)).double() + noise.gumbel(keys, torch.arange(logits.shape[-1]))
+    keys = torch_noise.keys(seeds, positions, Purpose.COUPLED)[:, None]
+    scores = (logits - logits.amax(-1, keepdim=True)).double() + torch_noise.gumbel(
+        keys, torch.arange(logits.shape[-1])
+    )
     chosen = []
     for row, row_scores, is_greedy in zip(logits, scores, greedy, strict=True):
         values = row.double() if is_greedy else row_scores
@@ -123,8 +125,8 @@ def test_greedy_confidence_is_the_log_softmax() -> None:
 def test_sampled_confidence_is_the_log_softmax_of_sharpened_scores(sharpness: float) -> None:
     logits = random_logits(7, 3, 200, 2.0, 0.0, ties=False)
     ranked, confidences = rank(logits, [False] * 3, range(3), range(3), 4, sharpness)
-    keys = noise.keys(range(3), range(3), Purpose.COUPLED)
-    scores = logits.double() + noise.gumbel(keys[:, None], torch.arange(200).expand(3, -1))
+    keys = torch_noise.keys(range(3), range(3), Purpose.COUPLED)
+    scores = logits.double() + torch_noise.gumbel(keys[:, None], torch.arange(200).expand(3, -1))
     assert torch.allclose(confidences.double(), (scores * sharpness).log_softmax(-1).gather(1, ranked), atol=1e-5)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from slipstream.engine.kernels import race
 from slipstream.engine.kernels.compiled import find_kernels
-from slipstream.engine.sampler import coupled_sampling, noise
+from slipstream.engine.sampler import coupled_sampling, torch_noise
 from slipstream.speculation.noise import Purpose
 
 WIDTHS = (1, 7, 8, 9, 511, 512, 513, 1040, 49_152)
@@ -34,7 +34,7 @@ def scored(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Winners [R] by the score of every token in float64, ties to the lowest id."""
     shifted = rows - rows.amax(dim=-1, keepdim=True)
     token_ids = torch.arange(rows.shape[1])
-    return (shifted.double() + noise.gumbel(keys[:, None], token_ids)).argmax(dim=-1)
+    return (shifted.double() + torch_noise.gumbel(keys[:, None], token_ids)).argmax(dim=-1)
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0, 30.0])
@@ -42,7 +42,7 @@ def scored(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 def test_what_is_drawn_has_the_best_score_of_all_tokens(width: int, spread: float) -> None:
     rows = logits(width, spread)
     for seed in range(2 if width > 10_000 else 20):
-        keys = noise.keys([seed] * len(rows), list(range(len(rows))), Purpose.COUPLED)
+        keys = torch_noise.keys([seed] * len(rows), list(range(len(rows))), Purpose.COUPLED)
         found = race.contenders(rows - rows.amax(dim=-1, keepdim=True), keys)
         assert found is not None and len(found[0]) < 8 * len(rows)
         chosen, broken = coupled_sampling.choose(rows, [False] * len(rows), [seed] * len(rows), list(range(len(rows))))
@@ -56,7 +56,8 @@ def test_without_room_for_all_that_may_win_the_choice_is_the_same(monkeypatch: p
     expected = coupled_sampling.choose(rows, [False] * len(rows), seeds, positions)[0]
     monkeypatch.setattr(race, "ROOM", 0)
     assert (
-        race.contenders(rows - rows.amax(dim=-1, keepdim=True), noise.keys(seeds, positions, Purpose.COUPLED)) is None
+        race.contenders(rows - rows.amax(dim=-1, keepdim=True), torch_noise.keys(seeds, positions, Purpose.COUPLED))
+        is None
     )
     assert torch.equal(coupled_sampling.choose(rows, [False] * len(rows), seeds, positions)[0], expected)
 

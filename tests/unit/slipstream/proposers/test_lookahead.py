@@ -17,7 +17,7 @@ from slipstream.proposers.base import ROOT, Proposal, ProposerContext, ProposerS
 from slipstream.proposers.lookahead import LookaheadProposer, LookaheadText
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
-from slipstream.speculation.lookahead import REST, TRIAL, LookaheadSize, LookaheadWindow, NgramPool, WindowRows
+from slipstream.speculation.lookahead_window import REST, TRIAL, LookaheadSize, LookaheadWindow, NgramPool, WindowRows
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
 from tests.checkpoints import save_checkpoint

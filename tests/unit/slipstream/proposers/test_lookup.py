@@ -17,7 +17,7 @@ from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.proposers.lookahead import LookaheadProposer
 from slipstream.proposers.lookup import LookupProposer
 from slipstream.proposers.suffix import CHUNK, SuffixText, TreeBounds
-from slipstream.speculation.lookahead import LookaheadSize
+from slipstream.speculation.lookahead_window import LookaheadSize
 from slipstream.speculation.sampling_params import SamplingParams
 
 BOUNDS = TreeBounds(4, 0.05)

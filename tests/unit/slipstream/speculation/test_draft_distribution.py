@@ -15,7 +15,7 @@ from scipy import stats
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.kv_cache import KVCache
-from slipstream.engine.sampler.draft_distribution import draw, pack, quantise
+from slipstream.engine.sampler.draft_draws import draw, pack, quantise
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.base import Proposal

@@ -33,7 +33,7 @@ from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
-from verifier_svc.constraints import GrammarConstraint
+from verifier_svc.grammar.constraints import GrammarConstraint
 from verifier_svc.session import Session
 
 

@@ -14,7 +14,7 @@ from slipstream.engine.model_info import MOST_CANDIDATES
 from slipstream.errors import InvalidArgument
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame, TreeLimits
-from slipstream.speculation.lookahead import LookaheadSize, LookaheadWindow, NgramPool
+from slipstream.speculation.lookahead_window import LookaheadSize, LookaheadWindow, NgramPool
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
 from tests.verifier_sessions import new_session

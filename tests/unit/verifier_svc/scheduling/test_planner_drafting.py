@@ -10,7 +10,7 @@ from slipstream.v1 import types_pb2
 from tests.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.round_result import StepTiming
+from verifier_svc.rounds.round_result import StepTiming
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.session import DraftedSession, Session
 from verifier_svc.sources.candidate_sources import CandidateSources

@@ -9,7 +9,7 @@ from slipstream.v1 import types_pb2
 from tests.verifier_sessions import new_session
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.executor import ExecutorLimits
-from verifier_svc.round_result import StepTiming
+from verifier_svc.rounds.round_result import StepTiming
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.prefill import PrefillShares, PromptCost, prefill_chunks
 from verifier_svc.session import Session

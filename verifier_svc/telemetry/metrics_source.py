@@ -9,8 +9,8 @@ from slipstream.rpc.server import Server
 from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import MetricsCollector, Values, build_info, forward_info, spans_of
 from slipstream.telemetry.tracing import Tracing
-from verifier_svc.observer import StepObserver, StepReport
-from verifier_svc.round_result import RoundResult
+from verifier_svc.rounds.observer import StepObserver, StepReport
+from verifier_svc.rounds.round_result import RoundResult
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.wait_policy import PAUSE_CAUSES

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from slipstream.rpc.proto_conversion import microseconds
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.observer import MessageAnnotator, StepObserver
-from verifier_svc.round_result import RoundResult
+from verifier_svc.rounds.observer import MessageAnnotator, StepObserver
+from verifier_svc.rounds.round_result import RoundResult
 from verifier_svc.session import DraftedSession, Session
 
 MOST_SPANS = 64

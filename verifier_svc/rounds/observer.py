@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.round_result import RoundResult, StepTiming
+from verifier_svc.rounds.round_result import RoundResult, StepTiming
 from verifier_svc.session import DraftedSession, Session
 
 

@@ -15,8 +15,8 @@ from slipstream.telemetry.segments import REASONS, RoundChooser
 from slipstream.telemetry.tracing import Span, Trace, Tracing, Value
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from verifier_svc.execution.executor import ScheduledSequence
-from verifier_svc.observer import MessageAnnotator, StepObserver, StepReport
-from verifier_svc.round_result import RoundResult, StepTiming
+from verifier_svc.rounds.observer import MessageAnnotator, StepObserver, StepReport
+from verifier_svc.rounds.round_result import RoundResult, StepTiming
 from verifier_svc.session import DraftedSession, Session
 
 MAX_AWAITED_DRAFTERS = 64

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from slipstream.engine.devices import upload
-from slipstream.engine.sampler import noise
+from slipstream.engine.sampler import torch_noise
 from slipstream.speculation.draft_distribution import MAX_WEIGHT, DraftDistribution
 from slipstream.speculation.noise import Purpose
 
@@ -36,8 +36,8 @@ def draw(ids: Tensor, weights: Tensor, streams: Sequence[int], nodes: Sequence[i
     The noise is that of (stream, node, DRAFT). -1 where no possible token is left, so everywhere in a row without
     weights.
     """
-    keys = upload(noise.keys(streams, nodes, Purpose.DRAFT), ids.device)
-    scores = weights.double().log_() + noise.gumbel(keys[:, None], ids)
+    keys = upload(torch_noise.keys(streams, nodes, Purpose.DRAFT), ids.device)
+    scores = weights.double().log_() + torch_noise.gumbel(keys[:, None], ids)
     best, winners = scores.topk(min(count, scores.shape[-1]), dim=-1)
     return ids.gather(-1, winners).masked_fill_(best.isneginf(), -1)
 
