@@ -90,10 +90,9 @@ def reject(p: Tensor, chains: Chains, drawn: Drawn) -> Judged:
     left = torch.where(left.any(dim=-1, keepdim=True), left, target)
     is_last = np.zeros(len(p), np.bool_)
     is_last[chains.starts + chains.counts] = True
-    keys = torch.from_numpy(is_last), _keys(chains, Purpose.BONUS), _keys(chains, Purpose.RESIDUAL)
-    scores = torch_noise.gumbel(
-        upload(torch.where(*keys), device)[stop, None], torch.arange(p.shape[-1], device=device)
-    )
+    bonus, residual = _keys(chains, Purpose.BONUS), _keys(chains, Purpose.RESIDUAL)
+    keys = upload(torch.where(torch.from_numpy(is_last), bonus, residual), device)[stop, None]
+    scores = torch_noise.gumbel(keys, torch.arange(p.shape[-1], device=device))
     return Judged(accepted, scores.add_(left.log_()).argmax(dim=-1), lies[stop])
 
 

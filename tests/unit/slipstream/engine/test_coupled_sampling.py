@@ -20,9 +20,8 @@ from slipstream.speculation.noise import Purpose
 
 def naive(logits: torch.Tensor, greedy: Sequence[bool], seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
     keys = torch_noise.keys(seeds, positions, Purpose.COUPLED)[:, None]
-    scores = (logits - logits.amax(-1, keepdim=True)).double() + torch_noise.gumbel(
-        keys, torch.arange(logits.shape[-1])
-    )
+    tokens = torch.arange(logits.shape[-1])
+    scores = (logits - logits.amax(-1, keepdim=True)).double() + torch_noise.gumbel(keys, tokens)
     chosen = []
     for row, row_scores, is_greedy in zip(logits, scores, greedy, strict=True):
         values = row.double() if is_greedy else row_scores
@@ -133,7 +132,7 @@ def test_sampled_confidence_is_the_log_softmax_of_sharpened_scores(sharpness: fl
 def test_greedy_rows_alone_are_ranked_without_noise_and_as_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = random_logits(9, 4, 2000, 2.0, 0.1, ties=False)
     among = rank(logits, [True, True, True, False], range(4), range(4), 5, 1.3)
-    monkeypatch.delattr(noise, "gumbel")
+    monkeypatch.delattr(torch_noise, "gumbel")
     alone = rank(logits[:3], [True] * 3, range(3), range(3), 5, 1.3)
     for left, right in zip(among, alone, strict=True):
         assert torch.equal(left[:3], right)

@@ -55,10 +55,8 @@ def test_without_room_for_all_that_may_win_the_choice_is_the_same(monkeypatch: p
     seeds, positions = [5] * len(rows), list(range(len(rows)))
     expected = coupled_sampling.choose(rows, [False] * len(rows), seeds, positions)[0]
     monkeypatch.setattr(race, "ROOM", 0)
-    assert (
-        race.contenders(rows - rows.amax(dim=-1, keepdim=True), torch_noise.keys(seeds, positions, Purpose.COUPLED))
-        is None
-    )
+    keys = torch_noise.keys(seeds, positions, Purpose.COUPLED)
+    assert race.contenders(rows - rows.amax(dim=-1, keepdim=True), keys) is None
     assert torch.equal(coupled_sampling.choose(rows, [False] * len(rows), seeds, positions)[0], expected)
 
 

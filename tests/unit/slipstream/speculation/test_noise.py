@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from slipstream.engine.sampler import noise as torch_noise
+from slipstream.engine.sampler import torch_noise
 from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 
