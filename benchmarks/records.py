@@ -1,4 +1,4 @@
-"""Where benchmarks keep what they measured: `benchmarks/results/NAME.json`, `.md`, and plots beside them."""
+"""Files of what benchmarks measured: `benchmarks/results/NAME.md`, which is kept, and `NAME.json` for plots."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ HTTP = {"RequestTooLarge", "RequestTimeout", "MethodNotAllowed"}
 # What ends a process at its start, or a command: wrong settings, arguments and files, whose sentence names them.
 AT_START = (
     re.compile(r".*/(config|api_keys|discovery|experiment|rules|address|address_allowlist|vllm_follower)\.py"),
-    re.compile(r"(slipstream/(cli|client|engine|experiments|pairs|proposers|serving|telemetry)|verifier_svc/execution)/.*"),
+    re.compile(
+        r"(slipstream/(cli|client|engine|experiments|pairs|proposers|serving|telemetry)|verifier_svc/execution)/.*"
+    ),
     re.compile(r"slipstream/(config|rpc/tls|speculation/lookahead_window)\.py|gateway/api/http/server\.py"),
 )
 
