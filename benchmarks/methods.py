@@ -29,7 +29,7 @@ from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import ANYWHERE, MODELS, started
 from benchmarks.prompts import held_out, request
 from benchmarks.records import Row, write
-from slipstream.pairs.loops import DISTINCT, distinct_share
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.proposers.registry import IN_VERIFIER, METHODS
 from training.corpus import read_corpus
 from verifier_svc.config import VerifierConfig

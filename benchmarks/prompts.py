@@ -11,7 +11,7 @@ import random
 import secrets
 
 from benchmarks.load_generator import run_load
-from slipstream.pairs.loops import DISTINCT, distinct_share
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.v1 import gateway_pb2
 from training.corpus import read_corpus
 

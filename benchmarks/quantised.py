@@ -24,13 +24,13 @@ import torch
 from benchmarks.processes import MODELS, ROOT
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.models.packed_library import unpacked
 from slipstream.engine.sampler import coupled_sampling
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
-from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from training.inflate.inflate import inflate
 from training.inflate.proportions import InflateRequest

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.prompts import held_out
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
-from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.vocabulary import load_tokenizer

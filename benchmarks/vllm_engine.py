@@ -25,8 +25,8 @@ from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.processes import ANYWHERE, INFLATED, MODELS, inflate, serving
 from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
-from slipstream.client.load.machine import machine_ticks
-from slipstream.pairs.loops import DISTINCT, distinct_share
+from measurement.load.machine import machine_ticks
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.serving.fleet import vllm_python
 from slipstream.serving.role import Role
 from slipstream.tokenizer.vocabulary import load_tokenizer

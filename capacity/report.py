@@ -11,7 +11,7 @@ from capacity.day import Moment, day, price_per_million
 from capacity.gpus import BITS
 from capacity.scenario import Scenario
 from capacity.sizing import FleetPlan
-from slipstream.pairs.verdict import MOST_LEVEL
+from measurement.pairs.verdict import MOST_LEVEL
 
 Row = dict[str, str | float | int | None]
 

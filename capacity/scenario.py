@@ -21,9 +21,9 @@ from capacity.cost import Cost, read_cost
 from capacity.drafting import DraftSettings
 from capacity.guessing import Acceptance
 from capacity.verifying import Verifying
+from measurement.experiments.comparison import Prices
 from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound
-from slipstream.experiments.comparison import Prices
 
 Kind = TypeVar("Kind")
 

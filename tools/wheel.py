@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "training", "models")
+SOURCES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "measurement", "training", "models")
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 BUILT = shutil.ignore_patterns("__pycache__", "*.so")
 """What lies among the sources of a checkout and is not one of them."""

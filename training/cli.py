@@ -15,6 +15,7 @@ import typer
 
 from slipstream.cli.options import AsJson, expanded, explained, need_installed
 from slipstream.process import ALLOCATOR
+from training.inflate.cli import inflate
 
 if TYPE_CHECKING:
     from training.settings import Settings
@@ -263,3 +264,8 @@ def _train_drafter(
 _drafter_command("draft", "Distil a draft model from a target of yours: on its own answers, KL, then TV or LK.")
 _drafter_command("medusa", "Train Medusa heads for a target of yours.")
 _drafter_command("eagle", "Train an EAGLE head for a target of yours, with EAGLE-3's training-time test.")
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.add_typer(train_app, name="train")
+    app.command()(expanded(inflate))

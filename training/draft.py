@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
+from measurement.pairs.passes import passes
 from slipstream.engine.factory import open_engine
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
-from slipstream.pairs.passes import passes
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer, source_and_revision, tokenizer_file
 from training.corpus import TrainingBatch
 from training.folder import replacing

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 
+from measurement.pairs.verdict import PairFigures
 from slipstream.html_page import Line, chart, page, table
-from slipstream.pairs.verdict import PairFigures
 from training.acceptance import SimulatedAcceptance
 from training.request import TrainRequest
 from training.speed import Speed

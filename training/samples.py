@@ -10,8 +10,8 @@ from contextlib import closing
 
 import torch
 
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.pairs.loops import DISTINCT, distinct_share
 from training.answer_store import AnswerStore, StoredAnswer
 from training.answers import AnswerSettings, write_answers
 from training.corpus import TrainingBatch

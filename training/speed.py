@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import torch
 
+from measurement.pairs.passes import least_seconds, passes
 from slipstream.engine.engine import Engine
-from slipstream.pairs.passes import least_seconds, passes
 from training.acceptance import SIZES
 from training.trained_drafter import TrainedDrafter
 

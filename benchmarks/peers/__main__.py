@@ -36,10 +36,10 @@ from benchmarks.peers.systems import SYSTEMS, Answer, Setting, System, Tokens
 from benchmarks.processes import gpu
 from benchmarks.prompts import held_out
 from benchmarks.records import RESULTS, Row, in_a_name, write
-from slipstream.client.load.paired import paired_ratio
+from measurement.load.paired import paired_ratio
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.engine.cpu_cores import available_cores
 from slipstream.errors import FailedPrecondition
-from slipstream.pairs.loops import DISTINCT, distinct_share
 from slipstream.tokenizer.vocabulary import load_tokenizer
 
 REFERENCE = "llama.cpp"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from benchmarks.peers.turns import Round, Run
 from benchmarks.records import Row
-from slipstream.client.load.paired import paired_ratio
-from slipstream.pairs.loops import DISTINCT, distinct_share
+from measurement.load.paired import paired_ratio
+from measurement.pairs.loops import DISTINCT, distinct_share
 
 Speed = Callable[[Run], float | None]
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.client.load.machine import machine_ticks
+from measurement.load.machine import machine_ticks
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 MOST_STEAL, MOST_OTHERS = 2.0, 5.0

@@ -1,7 +1,6 @@
 """The `slipstream` command: one file for each group of subcommands. Imports the library and no service.
 
-Other packages add commands by entry points of the group COMMANDS, as `training` does: a function, or a `typer.Typer`
-with subcommands of its own.
+Other packages add theirs by entry points of the group COMMANDS: functions that take the `typer.Typer`.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
+from slipstream.cli.convert import convert
 from slipstream.cli.generate import cancel_session, generate, resume_session, roll_back_session
-from slipstream.cli.measurements import PLAN_SETTINGS, compare_arms, plan
-from slipstream.cli.models import convert
-from slipstream.cli.operations import doctor, key
+from slipstream.cli.key import key
 from slipstream.cli.options import expanded
 from slipstream.cli.serve import serve
 from slipstream.cli.status import status
@@ -32,18 +29,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=ABOUT,
 )
-for command in (serve, generate, chat, status, doctor, key, trace, bench, convert):
+for command in (serve, generate, chat, status, key, trace, convert):
     app.command()(expanded(command))
-for entry in entry_points(group=COMMANDS):
-    if isinstance(added := entry.load(), typer.Typer):
-        app.add_typer(added, name=entry.name)
-    else:
-        app.command(entry.name)(expanded(added))
 app.command("resume")(expanded(resume_session))
 app.command("rollback")(expanded(roll_back_session))
 app.command("cancel")(expanded(cancel_session))
-app.command("compare")(expanded(compare_arms))
-app.command("plan", context_settings=PLAN_SETTINGS)(plan)
+for others in entry_points(group=COMMANDS):
+    others.load()(app)
 
 
 def _print_version(requested: bool) -> None:

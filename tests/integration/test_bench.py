@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from measurement.load.runner import constant, open_loop
+from measurement.load.senders import sending_http
 from slipstream.cli import app
-from slipstream.client.load.runner import constant, open_loop
-from slipstream.client.load.senders import sending_http
 from slipstream.errors import FailedPrecondition, Unavailable
 from tests.front import Setting
 from tests.web import Web, web

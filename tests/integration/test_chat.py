@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.operations import doctor
+from measurement.cli.doctor import doctor
 from slipstream.cli.options import expanded
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.serving.fit import check_fit

@@ -16,11 +16,11 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, GatewayServer, running
 from gateway.store.memory import MemoryBackend, MemoryStore
+from measurement.experiments.comparison import merge
 from slipstream.client.client import complete
 from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument
-from slipstream.experiments.comparison import merge
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 from tests.fleet import drafter, emulated_text, until, verifier

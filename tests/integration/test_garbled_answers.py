@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.cli.operations import doctor
+from measurement.cli.doctor import doctor
 from slipstream.cli.options import expanded
 from slipstream.cli.status import status
 from slipstream.client.client import RetrySettings, complete

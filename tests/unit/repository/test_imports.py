@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 LINTER: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 CYCLES = next(contract for contract in LINTER["contracts"] if contract["type"] == "acyclic_siblings")
-PRODUCT = ("slipstream", "drafter_svc", "verifier_svc", "gateway", "capacity", "training")
+PRODUCT = ("slipstream", "drafter_svc", "verifier_svc", "gateway", "capacity", "measurement", "training")
 OWN = ("name", "ancestors", "skip_descendants")
 RUN = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
 

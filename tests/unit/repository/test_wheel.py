@@ -19,7 +19,7 @@ from tools.lock import closure
 from tools.wheel import build
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "training")
+PACKAGES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "measurement", "training")
 RESOLVED = """
 import sys, slipstream
 from slipstream.tokenizer.vocabulary import eos_token_ids, fingerprint, load_tokenizer, shipped_model

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from slipstream.client.load.workload import Asked
-from slipstream.pairs.check import check_pair
-from slipstream.pairs.figures import PairCheck
+from measurement.load.workload import Asked
+from measurement.pairs.check import check_pair
+from measurement.pairs.figures import PairCheck
 from tests.eagle_heads import save_easy_target
 from training.request import TrainRequest
 from training.run import TrainingRun

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gateway.routing.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
 from gateway.routing.rules import Rule
 from gateway.telemetry.trial import DEPTHS, KEPT, Trial
+from measurement.experiments.comparison import merge
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.experiments.comparison import merge
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.v1 import gateway_pb2, verifier_pb2
 

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import torch
 
-from slipstream.client.load.workload import Asked
+from measurement.load.workload import Asked
+from measurement.pairs.figures import DEPTH, TEMPERATURES, PairCheck, Round, mean_length, summarise
+from measurement.pairs.findings import check_files, check_models, decide, warn, warn_of_level
+from measurement.pairs.loops import DISTINCT, distinct_share
+from measurement.pairs.passes import least_seconds, passes
 from slipstream.engine.engine import Engine, HiddenRequest, HiddenStates
 from slipstream.engine.factory import open_engine
 from slipstream.engine.sampler import coupled_sampling, logits_processor
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument, SlipstreamError
-from slipstream.pairs.figures import DEPTH, TEMPERATURES, PairCheck, Round, mean_length, summarise
-from slipstream.pairs.findings import check_files, check_models, decide, warn, warn_of_level
-from slipstream.pairs.loops import DISTINCT, distinct_share
-from slipstream.pairs.passes import least_seconds, passes
 from slipstream.proposers.base import (
     ROOT,
     UNLIMITED,

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from benchmarks.virtual import run as on_virtual_clock
-from slipstream.client.load.latencies import LatencyObjectives, figures, percentile
-from slipstream.client.load.runner import (
+from measurement.load.latencies import LatencyObjectives, figures, percentile
+from measurement.load.runner import (
     Answered,
     Heard,
     RequestOutcome,

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from measurement.load.runner import Answered, Heard, Send
 from slipstream.client.client import pieces
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint, check_plaintext_key
-from slipstream.client.load.runner import Answered, Heard, Send
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.v1 import gateway_pb2
 

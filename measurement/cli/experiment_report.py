@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slipstream.experiments.comparison import (
+from measurement.experiments.comparison import (
     ComparedLine,
     Prices,
     compare,
@@ -16,7 +16,7 @@ from slipstream.experiments.comparison import (
     uneven,
     watched,
 )
-from slipstream.experiments.estimates import Interval
+from measurement.experiments.estimates import Interval
 from slipstream.v1 import gateway_pb2
 
 COLUMN_WIDTH = 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from slipstream.pairs.figures import PairCheck
+from measurement.pairs.figures import PairCheck
 
 
 def render(check: PairCheck) -> str:

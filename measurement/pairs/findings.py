@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
+from measurement.pairs.figures import FEW_ROUNDS, PairCheck, Round, bucket
+from measurement.pairs.verdict import LEAST_GAIN, MOST_LEVEL, PairFigures
 from slipstream.engine.engine import Engine
 from slipstream.errors import SlipstreamError
-from slipstream.pairs.figures import FEW_ROUNDS, PairCheck, Round, bucket
-from slipstream.pairs.verdict import LEAST_GAIN, MOST_LEVEL, PairFigures
 from slipstream.proposers.base import OpenedProposer
 from slipstream.proposers.registry import METHODS
 from slipstream.rpc import proto_conversion

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from scipy import stats
 
-from slipstream.experiments.estimates import (
+from measurement.experiments.estimates import (
     Interval,
     Numbers,
     apart,

@@ -13,15 +13,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from benchmarks.translation import permuted
+from measurement.cli.doctor import NOT_WORTH_IT
+from measurement.cli.pair_report import render
+from measurement.load.workload import Asked
+from measurement.pairs.check import PROMPTS, Calls, TargetText, check_pair, first_right, run_rounds, write_text
+from measurement.pairs.figures import DEPTH, PairCheck, Round, summarise
+from measurement.pairs.findings import check_models, decide, largest_draft, warn
 from slipstream.cli import app
-from slipstream.cli.operations import NOT_WORTH_IT
-from slipstream.cli.pair_report import render
-from slipstream.client.load.workload import Asked
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_info import ModelInfo
-from slipstream.pairs.check import PROMPTS, Calls, TargetText, check_pair, first_right, run_rounds, write_text
-from slipstream.pairs.figures import DEPTH, PairCheck, Round, summarise
-from slipstream.pairs.findings import check_models, decide, largest_draft, warn
 from slipstream.proposers.base import Proposal, ProposerSettings, open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import shipped_model
@@ -256,7 +256,7 @@ def looping_check(
     first: dict[float, list[int]], second: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> PairCheck:
     """Of a target that answers the first of two prompts by temperature, and the second with one text."""
-    from slipstream.pairs import check as pair_check
+    from measurement.pairs import check as pair_check
 
     folder = str(save_checkpoint("llama", tmp_path / "target", vocab_size=64, num_hidden_layers=1))
 
@@ -288,7 +288,7 @@ def test_the_first_candidate_is_judged_at_every_place(tmp_path: Path) -> None:
 
 def test_other_work_on_the_machine_and_the_prompt_count_for_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call takes 2 ms, one that reads the prompt a second, and every seventh waits half a second for its core."""
-    from slipstream.pairs import check as pair_check
+    from measurement.pairs import check as pair_check
 
     now, made, closed = [0.0], [0], list[object]()
     known = set[object]()
@@ -315,8 +315,8 @@ def test_a_draft_with_other_tokens_is_measured_as_it_translates_and_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipped draft under other token ids is right as often as without; few places and no gain are enough here."""
-    monkeypatch.setattr("slipstream.pairs.verdict.LEAST_PLACES", 10)
-    monkeypatch.setattr("slipstream.pairs.verdict.LEAST_GAIN", 0.0)
+    monkeypatch.setattr("measurement.pairs.verdict.LEAST_PLACES", 10)
+    monkeypatch.setattr("measurement.pairs.verdict.LEAST_GAIN", 0.0)
     shuffled = str(permuted(Path(DRAFT), tmp_path / "permuted"))
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": PROMPTS[0].prompt, "max_tokens": 12}))

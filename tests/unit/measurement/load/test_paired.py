@@ -8,7 +8,7 @@ import random
 import pytest
 from scipy.stats import t as students_t
 
-from slipstream.client.load.paired import paired_ratio, student
+from measurement.load.paired import paired_ratio, student
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 30, 101])

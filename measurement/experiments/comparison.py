@@ -11,8 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from slipstream.errors import FailedPrecondition
-from slipstream.experiments.estimates import (
+from measurement.experiments.estimates import (
     CONFIDENCE,
     Interval,
     Numbers,
@@ -25,6 +24,7 @@ from slipstream.experiments.estimates import (
     quantile,
     ratio,
 )
+from slipstream.errors import FailedPrecondition
 from slipstream.v1 import gateway_pb2
 
 MEASURES = ("tokens", "ttft_s", "e2e_s", "verifier_s", "drafter_s")

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.client.load.latencies import LATENCIES, Figures, LatencyObjectives, figures, seconds
-from slipstream.client.load.machine import Disturbance
-from slipstream.client.load.paired import paired_ratio
-from slipstream.client.load.runner import Run
+from measurement.load.latencies import LATENCIES, Figures, LatencyObjectives, figures, seconds
+from measurement.load.machine import Disturbance
+from measurement.load.paired import paired_ratio
+from measurement.load.runner import Run
 from slipstream.html_page import Line, chart, page, table
 
 COMPARED = ("tokens_per_s", "goodput_per_s", "ttft_p50_ms", "tpot_p50_ms", "itl_p50_ms", "e2e_p50_ms", "e2e_p99_ms")

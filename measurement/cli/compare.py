@@ -1,11 +1,9 @@
-"""`slipstream compare` and `plan`: experiments' arms, and the size of a fleet."""
+"""`slipstream compare`: the arms of an experiment."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated
@@ -13,14 +11,11 @@ from typing import Annotated
 import grpc
 import typer
 
-from slipstream.cli.options import AsJson, Connection, explained, need_installed
+from slipstream.cli.options import AsJson, Connection, explained
 from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.errors import FailedPrecondition
 from slipstream.rpc.channel import error_of, parsed
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
-
-PLAN_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-"""`plan` passes its arguments on."""
 
 
 def compare_arms(
@@ -34,8 +29,8 @@ def compare_arms(
     if verifier_price is None and drafter_price is not None:
         raise typer.BadParameter("--drafter-price needs --verifier-price.")
     with explained("compare"):
-        from slipstream.cli.experiment_report import experiment_report, experiment_text
-        from slipstream.experiments.comparison import Prices
+        from measurement.cli.experiment_report import experiment_report, experiment_text
+        from measurement.experiments.comparison import Prices
     prices = None if verifier_price is None else Prices(verifier_price, drafter_price or 0.0)
     with explained("compare"):
         experiment = asyncio.run(_experiment(list(dict.fromkeys(connection.endpoints()))))
@@ -50,7 +45,7 @@ def compare_arms(
 
 async def _experiment(gateways: Sequence[GatewayEndpoint]) -> gateway_pb2.GetExperimentResponse:
     """The experiment of all these gateways. Raises the SlipstreamError of one that cannot be asked."""
-    from slipstream.experiments.comparison import merge
+    from measurement.experiments.comparison import merge
 
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(gateway.channel()) for gateway in gateways]
@@ -60,11 +55,3 @@ async def _experiment(gateways: Sequence[GatewayEndpoint]) -> gateway_pb2.GetExp
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
     return merge([parsed(part) for part in parts])
-
-
-def plan(context: typer.Context) -> None:
-    """Replicas of each role, latencies and cost for a traffic, against co-located speculation and none."""
-    with explained("plan"):
-        need_installed("numpy")
-    # A process of its own, as the roles are: it uses the verifier's rules, and shared code imports no service.
-    raise typer.Exit(subprocess.run([sys.executable, "-m", "capacity", *context.args], check=False).returncode)

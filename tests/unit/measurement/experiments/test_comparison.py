@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.experiments.comparison import (
+from measurement.experiments.comparison import (
     ComparedLine,
     Prices,
     compare,
@@ -18,7 +18,7 @@ from slipstream.experiments.comparison import (
     shadows,
     uneven,
 )
-from slipstream.experiments.estimates import Interval
+from measurement.experiments.estimates import Interval
 from slipstream.v1 import gateway_pb2
 
 PRICES = Prices(verifier=3.6, drafter=0.36)

@@ -16,7 +16,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from slipstream.cli.bench_report import BenchResult, Pair, html, report, text
+from measurement.cli.bench_report import BenchResult, Pair, html, report, text
+from measurement.load.latencies import LatencyObjectives
+from measurement.load.machine import Watch
+from measurement.load.runner import Run, Send, closed_loop, constant, open_loop, poisson
+from measurement.load.senders import sending_grpc, sending_http
+from measurement.load.workload import Asked, read_workload
 from slipstream.cli.options import (
     CONNECTION,
     ApiKey,
@@ -30,11 +35,6 @@ from slipstream.cli.options import (
     explained,
 )
 from slipstream.client.gateway_endpoint import GatewayEndpoint
-from slipstream.client.load.latencies import LatencyObjectives
-from slipstream.client.load.machine import Watch
-from slipstream.client.load.runner import Run, Send, closed_loop, constant, open_loop, poisson
-from slipstream.client.load.senders import sending_grpc, sending_http
-from slipstream.client.load.workload import Asked, read_workload
 from slipstream.errors import InvalidArgument
 from slipstream.v1 import gateway_pb2
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.client.load.runner import RequestOutcome, Run
+from measurement.load.runner import RequestOutcome, Run
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 SHARES = (0.5, 0.9, 0.95, 0.99)
