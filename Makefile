@@ -26,7 +26,7 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(if $(TORCH_INDEX
 setup: $(READY) ## Install the project and its tools into .venv (some minutes the first time)
 
 # Ready is what can be imported: every role, and what their models are computed and quantised with.
-LOADED := gateway.gateway drafter_svc.service verifier_svc.service training slipstream.cli transformers torchao bitsandbytes
+LOADED := gateway.gateway drafter_svc.service verifier_svc.service training slipstream.cli.commands transformers torchao bitsandbytes
 $(READY): pyproject.toml constraints.txt $(wildcard slipstream/engine/kernels/*.[ch])
 	@echo "Installing into $(VENV), torch included: some minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

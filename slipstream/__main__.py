@@ -1,5 +1,5 @@
 """`python -m slipstream`: the command line without the installed script."""
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 
 app()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.load_generator import run_load
 from benchmarks.prompts import held_out, request
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from tests.e2e.conftest import serving
 
 ARMS = "old: 1 drafters=model shadow=suffix; plain: 1 off"

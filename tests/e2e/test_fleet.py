@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.prompts import held_out, request
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, SPECULATING, accepting, serving, tokens
 

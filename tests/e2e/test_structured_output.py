@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.prompts import held_out
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.grammars import END, LANGUAGES, SCHEMA, SUM
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.errors import NotFound
 from slipstream.telemetry import spans
 from slipstream.telemetry.trace_reader import ReadSpan, read_spans, trace_from_folder

@@ -20,7 +20,7 @@ from gateway.gateway import GatewayDependencies, running
 from gateway.routing.verifier_session import SessionEnded
 from gateway.sessions import registry
 from gateway.sessions.arithmetic import moves_of
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import complete
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest, new_key

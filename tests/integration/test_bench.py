@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from measurement.load.runner import constant, open_loop
 from measurement.load.senders import sending_http
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.errors import FailedPrecondition, Unavailable
 from tests.front import Setting
 from tests.web import Web, web

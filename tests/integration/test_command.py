@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from slipstream import AsyncClient, Client
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.cli.status import _watch
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.errors import PermissionDenied

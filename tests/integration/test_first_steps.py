@@ -129,7 +129,7 @@ def watched(name, *rest):
 
 builtins.__import__ = watched
 """
-TRAIN = "from slipstream.cli import app\napp(['train', '--steps', '1'])"
+TRAIN = "from slipstream.cli.commands import app\napp(['train', '--steps', '1'])"
 OPEN = "from slipstream.engine.factory import open_engine\nopen_engine('models/target')"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from measurement.cli.doctor import _compare_texts
+from measurement.cli.diagnosis import _compare_texts
 from slipstream.client.completion import Completion
 from slipstream.v1 import gateway_pb2
 

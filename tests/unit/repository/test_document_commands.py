@@ -12,7 +12,7 @@ import click
 import pytest
 import typer
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,15 +11,13 @@ from slipstream import errors
 
 ROOT = Path(__file__).parents[3]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
-PACKAGES = ("gateway", "slipstream", "verifier_svc", "drafter_svc")
+PACKAGES = ("gateway", "slipstream", "measurement", "verifier_svc", "drafter_svc")
 REASON = re.compile(r"[A-Z][A-Z_]+")
 HTTP = {"RequestTooLarge", "RequestTimeout", "MethodNotAllowed"}
 # What ends a process at its start, or a command: wrong settings, arguments and files, whose sentence names them.
 AT_START = (
     re.compile(r".*/(config|api_keys|discovery|experiment|rules|address|address_allowlist|vllm_follower)\.py"),
-    re.compile(
-        r"(slipstream/(cli|client|engine|experiments|pairs|proposers|serving|telemetry)|verifier_svc/execution)/.*"
-    ),
+    re.compile(r"(slipstream/(cli|client|engine|proposers|serving|telemetry)|measurement|verifier_svc/execution)/.*"),
     re.compile(r"slipstream/(config|rpc/tls|speculation/lookahead_window)\.py|gateway/api/http/server\.py"),
 )
 

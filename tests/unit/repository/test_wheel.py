@@ -34,7 +34,7 @@ before = set(sys.modules)
 import slipstream
 slipstream.Client, slipstream.AsyncClient
 assert not {"typer", "rich"} & set(sys.modules)  # which are the command's
-import slipstream.cli
+import slipstream.cli.commands
 print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
 """
 CLIENT = {"grpcio", "grpcio-status", "protobuf", "typer", "rich"}
@@ -63,7 +63,7 @@ def run(installed: Path, *command: str) -> str:
 
 def test_the_command_starts(installed: Path) -> None:
     [entry_points] = installed.glob("*.dist-info/entry_points.txt")
-    assert "slipstream = slipstream.cli:app" in entry_points.read_text()
+    assert "slipstream = slipstream.cli.commands:app" in entry_points.read_text()
     printed = run(installed, sys.executable, "-m", "slipstream", "serve", "--help")
     assert "--target" in printed and "--draft" in printed
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.proposers.eagle import fuse

@@ -21,7 +21,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from training.inflate.cli import parse_count
 from training.inflate.inflate import inflate

@@ -19,7 +19,7 @@ from measurement.load.workload import Asked
 from measurement.pairs.check import PROMPTS, Calls, TargetText, check_pair, first_right, run_rounds, write_text
 from measurement.pairs.figures import DEPTH, PairCheck, Round, summarise
 from measurement.pairs.findings import check_models, decide, largest_draft, warn
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.engine.factory import open_engine
 from slipstream.engine.model_info import ModelInfo
 from slipstream.proposers.base import Proposal, ProposerSettings, open_proposer

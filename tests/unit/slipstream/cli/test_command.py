@@ -11,7 +11,8 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 from capacity.__main__ import plan
-from slipstream.cli import app, options
+from slipstream.cli import options
+from slipstream.cli.commands import app
 from slipstream.serving.fleet import Fleet
 
 REFUSED = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.errors import FailedPrecondition
 from tests.checkpoints import save_checkpoint

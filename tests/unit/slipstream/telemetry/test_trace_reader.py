@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.errors import InvalidArgument, NotFound, Unavailable
 from slipstream.telemetry import spans
 from slipstream.telemetry.trace_reader import ReadEvent, ReadSpan, read_spans, trace_from_folder, trace_from_jaeger
