@@ -12,6 +12,8 @@ from tools import models
 from tools.settings import CONFIGS, document
 
 ROOT = Path(__file__).resolve().parents[3]
+DOCS = (ROOT / "docs").glob("*.md")
+FOLDERS = {folder.name for folder in ROOT.iterdir() if folder.is_dir()}
 PATHS = list((ROOT / "tests").rglob("test_*.py"))
 FILES = {path.stem for path in PATHS}
 TESTS = {name for path in PATHS for name in re.findall(r"def (test_\w+)\(", path.read_text("utf-8"))}
@@ -22,6 +24,14 @@ def test_every_test_that_a_document_names_is_there(name: str) -> None:
     named = set(re.findall(r"\btest_\w+", (ROOT / name).read_text("utf-8")))
     assert len(named) > 20
     assert not {each for each in named if each not in TESTS and each not in FILES}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(p.name for p in DOCS)])
+def test_every_file_that_a_document_names_is_there(name: str) -> None:
+    """Of paths from the repository's root; others begin at the package that the sentence is about."""
+    document = ROOT / name if (ROOT / name).exists() else ROOT / "docs" / name
+    paths = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|toml|yaml|json|h))`", document.read_text("utf-8")))
+    assert [path for path in paths if path.split("/")[0] in FOLDERS and not (ROOT / path).exists()] == []
 
 
 def test_every_setting_is_in_the_document_as_its_dataclass_says() -> None:
