@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.e2e.conftest import UNMEASURED
 from tests.real_model.fleet import Fleet, served
 from tests.real_model.prompts import OWN
 from tools.real_model import FOLDER
@@ -43,8 +44,8 @@ async def client(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture(scope="module")
 def exact_fleet(smollm2: Path) -> Iterator[Fleet]:
-    """In float32, as a reference computes."""
-    with served(smollm2, "--dtype", "float32") as fleet:
+    """In float32, as a reference computes; it drafts nothing, so that no pass need be timed."""
+    with served(smollm2, "--dtype", "float32", "--threads", "1", "--drafter", "none", **UNMEASURED) as fleet:
         yield fleet
 
 
