@@ -8,10 +8,8 @@ VLLM := .venv-vllm
 PROTOS := $(wildcard protos/slipstream/v1/*.proto)
 SERVICES := $(filter-out %/types.proto,$(PROTOS))
 
-# One torch thread for each process: threads over cores are ruinous. Where a test asks for more they sleep between their calls,
-# as a role's do. gRPC logs errors alone.
+# One torch thread for each process: threads over cores are ruinous. gRPC logs errors alone.
 export OMP_NUM_THREADS := 1
-export OMP_WAIT_POLICY := PASSIVE
 export GRPC_VERBOSITY := ERROR
 # Python keeps what it compiles: each process that runs tests would compile all of them, 8 seconds of CPU time.
 unexport PYTHONDONTWRITEBYTECODE

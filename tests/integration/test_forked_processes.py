@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from slipstream.errors import Unavailable
+from slipstream.process import PATIENT_THREADS
 from slipstream.serving.role import Role
 from tests import forked_processes
 from tests.forked_processes import ForkedProcess, run_command
@@ -67,3 +69,10 @@ def test_a_command_has_its_own_folder_and_environment_and_no_descriptor_of_this_
     assert command.wait(60) == 1
     command.stdout.close()
     assert lines == [f"{tmp_path} ['A', 'PYTHONPATH'] ['--option'] []\n", "[0, 1, 2]\n"]
+
+
+def test_threads_of_tests_and_of_forked_roles_sleep_between_calls() -> None:
+    """What OpenMP reads when it is loaded, with torch, and what a fork keeps."""
+    assert PATIENT_THREADS.items() <= os.environ.items()
+    imported = list(sys.modules)
+    assert imported.index("tests") < imported.index("torch")
