@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import gc
+import importlib
 import json
 import logging
 import os
@@ -34,7 +36,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slipstream.process import END_WITH_PARENT
-from slipstream.serving.role import Role
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -46,20 +47,32 @@ OURS = {"slipstream", "gateway", "verifier_svc", "drafter_svc", "training", "cap
 """Packages whose modules may have computed something while tests were collected."""
 SERVE = ["slipstream", "serve"]
 """The command whose process starts roles itself."""
+ROLES = ("gateway.gateway", "drafter_svc.service", "verifier_svc.service")
+"""What another tree's template imports."""
 
 
 class Template:
     """The process that is forked, and what asks it."""
 
-    def __init__(self) -> None:
-        """To be called while this process has one thread, but for those that no fork needs."""
+    def __init__(self, tree: Path | None = None) -> None:
+        """To be called while this process has one thread, but for those that no fork needs. With `tree` it is a new
+        interpreter that imports the roles of that source tree, which may be called at any time."""
         self._asking, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asking.set_inheritable(False)
         self._lock = threading.Lock()
-        if not os.fork():
+        if tree is not None:
+            environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+            command = [sys.executable, __file__, str(answering.fileno())]
+            self._process = subprocess.Popen(command, env=environment, pass_fds=[answering.fileno()])
+        elif not os.fork():
             self._asking.close()
             _answer(answering)
         answering.close()
+
+    def end(self) -> None:
+        """Of one that is an interpreter of its own."""
+        self._asking.close()
+        self._process.wait()
 
     def fork(
         self,
@@ -165,7 +178,8 @@ def _run(asked: Mapping[str, Any], stdout: int, stderr: int) -> NoReturn:
         _keep_memory()
         ctypes.CDLL(None).prctl(PR_SET_NAME, asked["command"][0].encode(), 0, 0, 0)  # its command line is the parent's
         os.chdir(asked["cwd"])
-        sys.path[:0] = [asked["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        first = [] if os.environ.get("PYTHONSAFEPATH") else [asked["cwd"]]
+        sys.path[:0] = first + [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         module, *arguments = asked["command"]
         if asked["command"][:2] == SERVE:
             start_by_forking(Template())
@@ -290,16 +304,35 @@ async def _fork_process(
     return ForkedProcess(pid, stdout)
 
 
+_of_trees: dict[str, Template] = {}
+"""By the path of modules of their processes."""
+
+
+@contextmanager
+def forking_from(tree: Path) -> Iterator[None]:
+    """Roles of that source tree are forked too."""
+    _of_trees[str(tree)] = template = Template(tree)
+    try:
+        yield
+    finally:
+        del _of_trees[str(tree)]
+        template.end()
+
+
 def start_by_forking(template: Template) -> None:
     """`slipstream.serving.role.Role` starts its processes from the template from now on, but for those of another
-    interpreter or source tree."""
+    interpreter, and of a source tree that has no template."""
+    from slipstream.serving.role import Role  # an earlier tree's template has none, and needs none
+
     spawn = Role._run
 
-    async def run(role: Role, more: Mapping[str, str], *options: str) -> Any:
+    async def run(role: Any, more: Mapping[str, str], *options: str) -> Any:
         environment = dict(os.environ) | dict(role._settings) | {END_WITH_PARENT: "1"} | dict(more)
-        if role._python != sys.executable or environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+        path = environment.get("PYTHONPATH")
+        chosen = template if path == os.environ.get("PYTHONPATH") else _of_trees.get(path or "")
+        if role._python != sys.executable or chosen is None:
             return await spawn(role, more, *options)
-        return await _fork_process(template, [role.module, *options], environment)
+        return await _fork_process(chosen, [role.module, *options], environment)
 
     Role._run = run  # type: ignore[method-assign]
 
@@ -324,6 +357,16 @@ async def start_process(
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> ForkedCommand:
-    """`python -m` with the command."""
-    assert _template is not None
-    return ForkedCommand(_template, command, environment, cwd)
+    """`python -m` with the command; that of another tree where PYTHONPATH names one that has a template."""
+    template = _of_trees.get(environment.get("PYTHONPATH", ""), _template)
+    assert template is not None
+    return ForkedCommand(template, command, environment, cwd)
+
+
+if __name__ == "__main__":
+    gc.disable()  # nothing that imports make is garbage
+    for each in ROLES:
+        importlib.import_module(each)
+    gc.freeze()
+    gc.enable()
+    _answer(socket.socket(fileno=int(sys.argv[1])))

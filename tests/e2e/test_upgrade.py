@@ -11,8 +11,7 @@ import asyncio
 import itertools
 import os
 import subprocess
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from slipstream.errors import Unavailable
 from slipstream.serving.role import Role
 from tests.e2e.conftest import ROOT
 from tests.fleet import emulated_text
+from tests.forked_processes import forking_from, run_command
 from tests.loopback import HOST, free_port
 from tests.redis_server import redis_process
 
@@ -48,8 +48,8 @@ def git(*words: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source tree of the earlier build."""
+def former(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The source tree of the earlier build, whose roles are forked from a process that has imported them."""
     commit = os.environ.get("SLIPSTREAM_UPGRADE_FROM", "")
     if not commit:
         changes = git("rev-list", "--no-merges", f"-{CHANGES}", "HEAD", "--", "protos").split()
@@ -60,7 +60,8 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["tar", "-x", "-C", folder], input=git("archive", commit), check=True, timeout=60)
     ours, theirs = ((tree / "slipstream" / "v1" / "gateway_pb2.py").read_text() for tree in (ROOT, folder))
     assert ours != theirs, f"{commit} has the contract of this build"
-    return folder
+    with forking_from(folder):
+        yield folder
 
 
 class Replica:
@@ -171,13 +172,15 @@ async def test_builds_of_two_contracts_serve_together(
                 print(f"{replica.role} of {build}: {texts} texts, {accepted} accepted tokens, no error")
 
 
-def test_the_earlier_build_runs_from_its_own_tree(former: Path) -> None:
+def test_the_earlier_build_runs_from_its_own_tree(former: Path, tmp_path: Path) -> None:
     """Else both were one."""
-    told = subprocess.run(
-        [sys.executable, "-c", "import gateway, slipstream.v1; print(gateway.__file__, slipstream.v1.__file__)"],
-        env=os.environ | {"PYTHONPATH": str(former), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
+    (tmp_path / "told.py").write_text(
+        "import gateway, slipstream.v1, verifier_svc.service\n"
+        "for each in (gateway, slipstream.v1, verifier_svc.service):\n    print(each.__file__)\n"
     )
-    assert all(path.startswith(str(former)) for path in told.stdout.split())
+    environment = os.environ | {"PYTHONPATH": str(former)}
+    command = run_command(["told"], environment, tmp_path)
+    paths = command.stdout.readlines()
+    command.stdout.close()
+    assert command.wait(60) == 0
+    assert len(paths) == 3 and all(path.startswith(str(former)) for path in paths)
