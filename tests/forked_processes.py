@@ -179,7 +179,7 @@ def _run(asked: Mapping[str, Any], stdout: int, stderr: int) -> NoReturn:
         ctypes.CDLL(None).prctl(PR_SET_NAME, asked["command"][0].encode(), 0, 0, 0)  # its command line is the parent's
         os.chdir(asked["cwd"])
         first = [] if os.environ.get("PYTHONSAFEPATH") else [asked["cwd"]]
-        sys.path[:0] = first + [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        sys.path[:0] = [*first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         module, *arguments = asked["command"]
         if asked["command"][:2] == SERVE:
             start_by_forking(Template())
