@@ -137,7 +137,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
         service = GatewayService(sessions, router, tokenizer, trial, store)
         keys = _open_keys(config, outside, quota)
-        server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config))
+        server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config), service.read)
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
