@@ -18,7 +18,8 @@ from benchmarks.prompts import held_out
 from benchmarks.records import Row, write
 from gateway.config import GatewayConfig
 from gateway.text.encoding import TextEncoding
-from gateway.text.tokenizer import SHORT, SHORT_TOKENS
+from gateway.text.tokenizer import SHORT_TOKENS
+from gateway.work.pieces import SHORT
 from gateway.work.tenant_work import KINDS, LARGE_BYTES
 from slipstream.tokenizer.vocabulary import load_tokenizer
 

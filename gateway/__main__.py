@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 
+from gateway.auth.loop_turns import FairLoop
 from gateway.config import PREFIX, GatewayConfig
 from gateway.gateway import check, serve
 from slipstream.config import from_env
@@ -21,4 +22,4 @@ async def main(checking: bool) -> None:
 
 if __name__ == "__main__":
     if not helped("python -m gateway [--check]: one gateway. It reads:", PREFIX, GatewayConfig):
-        run_role("gateway", main(sys.argv[1:] == ["--check"]))
+        run_role("gateway", main(sys.argv[1:] == ["--check"]), FairLoop)

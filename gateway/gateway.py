@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from gateway.api.grpc_service import GatewayService, authenticating
 from gateway.auth.api_keys import ApiKeys
-from gateway.auth.loop_turns import take_turns
 from gateway.config import BESIDES_BYTES, BODY_FACTOR, GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
 from gateway.requests.sampling_defaults import read_sampling_defaults
@@ -39,7 +38,7 @@ from gateway.text.worker import setup_of
 from gateway.work.processes import ProcessSource
 from gateway.work.tenant_work import TenantWork
 from slipstream.errors import Unavailable
-from slipstream.process import tune_runtime, until_signal
+from slipstream.process import return_memory, tune_runtime, until_signal
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, dialer
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import AccessControl, Server
@@ -138,7 +137,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
         service = GatewayService(sessions, router, tokenizer, trial, store)
         keys = _open_keys(config, outside, quota)
-        server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config))
+        server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config), service.read)
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
@@ -173,7 +172,7 @@ def _sampling_defaults(config: GatewayConfig) -> types_pb2.SamplingOptions:
 
 async def serve(config: GatewayConfig) -> None:
     """Run a gateway until SIGTERM or SIGINT; print a line on standard output when it can serve."""
-    take_turns(asyncio.get_running_loop())
+    return_memory()
     certificates = certificates_from_env()
     async with (
         tracing_from_env("slipstream-gateway") as tracing,

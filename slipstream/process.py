@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from slipstream.errors import SlipstreamError
@@ -38,6 +39,10 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": s
 every step: that costs more than the mathematics of small models, and took 60 % of the time of training them.
 """
 
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8
+"""Parameters of glibc's `mallopt`."""
+_RETURNED_BYTES, _ARENAS = 1 << 18, 2
+
 PATIENT_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """OpenMP's threads sleep between their calls. By default they spin, which takes the cores from the other roles on a
 small machine: beside other work a token cost 140 ms of CPU instead of 15. To wake one takes so long that a pass of the
@@ -54,6 +59,17 @@ def tune_runtime() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
+
+
+def return_memory() -> None:
+    """For a process that computes little and is sent much: buffers of 256 KiB and more go back to the kernel when they
+    are freed, whatever `ALLOCATOR` or an image say. Requests of a megabyte else leave holes between what stays, which
+    count as memory for good. Nothing happens where the allocator is not glibc's."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _RETURNED_BYTES)
+        mallopt(_TRIM_THRESHOLD, _RETURNED_BYTES)
+        mallopt(_ARENA_MAX, _ARENAS)
 
 
 async def until_signal(ready: str = "") -> None:
@@ -77,10 +93,13 @@ async def until_signal(ready: str = "") -> None:
     log.info("the process ends: %s", asked.result() if asked.done() else "the one that started it is gone")
 
 
-def run_role(role: str, serving: Coroutine[Any, Any, None]) -> None:
-    """Run a role until it ends; a typed error exits as in `exit_on_error`."""
-    with exit_on_error(role):
-        asyncio.run(serving)
+def run_role(
+    role: str, serving: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> None:
+    """Run a role until it ends; a typed error exits as in `exit_on_error`. `loop`: makes its event loop; None: one of
+    asyncio's."""
+    with exit_on_error(role), asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(serving)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from pathlib import Path
 from time import thread_time
 from typing import Any
 
+from gateway.auth.loop_turns import FairLoop, WaitingCallback
+
 TESTS = str(Path(__file__).parent)
 
 Seen = Callable[[float, Any], None]
@@ -22,19 +24,30 @@ Seen = Callable[[float, Any], None]
 @contextmanager
 def watching(least_s: float, seen: Seen) -> Iterator[None]:
     """Every callback of any loop of this process that computes for `least_s` or longer is reported to `seen`."""
-    run = events.Handle._run
+    run, take = events.Handle._run, WaitingCallback.take
 
     def timed(handle: events.Handle) -> None:
         began = thread_time()
         run(handle)
+        if (took := thread_time() - began) >= least_s and not are_turns(handle):
+            seen(took, handle)
+
+    def timed_turn(handle: WaitingCallback, loop: FairLoop) -> None:
+        began = thread_time()
+        take(handle, loop)
         if (took := thread_time() - began) >= least_s:
             seen(took, handle)
 
-    events.Handle._run = timed  # type: ignore[method-assign]
+    events.Handle._run, WaitingCallback.take = timed, timed_turn  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        events.Handle._run = run  # type: ignore[method-assign]
+        events.Handle._run, WaitingCallback.take = run, take  # type: ignore[method-assign]
+
+
+def are_turns(handle: Any) -> bool:
+    """Whether these are the turns of callbacks that are reported themselves."""
+    return getattr(getattr(handle, "_callback", None), "__func__", None) is FairLoop._take_turns
 
 
 def code_of(handle: Any) -> str:

@@ -16,17 +16,20 @@ import grpc
 from gateway.auth.api_keys import ApiKeys
 from gateway.auth.tenant import Tenant, check_operator
 from gateway.request_context import RequestContext
+from gateway.requests.texts import Texts, texts_of_large
 from gateway.requests.validation import check_name
 from gateway.routing.router import Router
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send, SessionRegistry
 from gateway.store.measured import MeasuredStore
 from gateway.telemetry.trial import Trial
+from gateway.text.large_message import put_together
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.rpc.reflection import ReflectionService
 from slipstream.rpc.server import HEALTH, service_of
-from slipstream.rpc.status_interceptor import Authorise, Context
+from slipstream.rpc.status_interceptor import Authorise, Context, Parse, parse_at_once
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 FIELDS: dict[type[Event], str] = {
@@ -37,6 +40,9 @@ FIELDS: dict[type[Event], str] = {
 """Fields of GenerateResponse and of ResumeResponse."""
 
 
+SMALL_BYTES = 65_536
+"""Requests up to this size are parsed on the event loop, whatever they hold: 2 ms for as many items as fit."""
+_GENERATE = "/slipstream.v1.GatewayService/Generate"
 AnyContext: TypeAlias = "Context | AuthenticatedCall"
 """The latter on a gateway with keys: see `authenticating`."""
 
@@ -62,10 +68,22 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         described = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
         ReflectionService([described], others=[HEALTH]).register(server)
 
+    async def read(
+        self, method: str, parse: Parse | None, request: bytes, context: AnyContext
+    ) -> tuple[Any, AnyContext]:
+        """Parses a request, a large one beside the event loop. Raises DecodeError, and what `TenantWork.run` raises."""
+        work = self._tokenizer.work
+        if method != _GENERATE or len(request) <= SMALL_BYTES or work is None:
+            return await parse_at_once(method, parse, request, context)
+        call, most = _authenticated(context), self._router.longest or MAX_MESSAGE_BYTES
+        large = put_together(await work.run(call.request.tenant, "message", request, most_ids=most))
+        return large.rest, replace(call, texts=texts_of_large(self._tokenizer, large))
+
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: AnyContext) -> None:
         # A client that disconnects cancels this call; `SessionRegistry._send_events` then stops the session.
         with _call(context) as call:
-            await self._sessions.generate(request, call.request, call.sender(gateway_pb2.GenerateResponse))
+            sender = call.sender(gateway_pb2.GenerateResponse)
+            await self._sessions.generate(request, call.request, sender, texts=call.texts)
 
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: AnyContext) -> None:
         with _call(context) as call:
@@ -93,10 +111,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
             listed.store.kind, listed.store.answers = self._store.kind, await self._store.answers()
         return listed
 
-    async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: AnyContext) -> gateway_pb2.TokenizeResponse:
+    async def Tokenize(
+        self, request: gateway_pb2.TokenizeRequest, context: AnyContext
+    ) -> gateway_pb2.TokenizeResponse | bytes:
         check_name("model", request.model)
         self._router.model(request.model)
-        return gateway_pb2.TokenizeResponse(token_ids=await self._tokenizer.encode(request.text, _tenant(context)))
+        return await self._tokenizer.tokenize_response(request.text, _tenant(context))
 
     async def GetFleet(self, request: gateway_pb2.GetFleetRequest, context: AnyContext) -> gateway_pb2.GetFleetResponse:
         check_operator(_tenant(context))
@@ -119,6 +139,8 @@ class AuthenticatedCall:
 
     context: Context
     request: RequestContext
+    texts: Texts | None = None
+    """What was taken out of a large request."""
 
     def sender(self, response: Callable[..., Any]) -> Send:
         """Sends events as this message of the call's stream."""

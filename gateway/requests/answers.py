@@ -8,14 +8,15 @@ from functools import partial
 from typing import Any
 
 from gateway.config import GatewayConfig
-from gateway.text.answers.formats import NONE, THOUGHTS, AnswerFormat, answer_format, fitted
+from gateway.text.answers.formats import NONE, THOUGHTS, AnswerFormat, answer_format, fitting
 from gateway.text.answers.grammar import CLOSED, OPEN, PLAIN, structure_of
 from gateway.text.answers.reader import AnswerReader, CallBegan
 from gateway.text.answers.reasoning_tokens import ReasoningTokens
 from gateway.text.chat_messages import CONTINUE, REASONING, Message, said_in
 from gateway.text.chat_template import NAMED
 from gateway.text.detokenizer import TokenDecoder
-from gateway.text.tokenizer import Tokenizer, is_short
+from gateway.text.tokenizer import Tokenizer
+from gateway.work.pieces import in_pieces, is_short
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -106,11 +107,12 @@ def template_source(tokenizer: Tokenizer, tools: Sequence[Any], variables: Mappi
     return template.source(tools=bool(tools), name=variables.get(NAMED))
 
 
-def fitted_chat(
+async def fitted_chat(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any], variables: Mapping[str, Any]
 ) -> list[Message]:
     """The messages as the conversation's template reads them. Raises what `template_source` raises."""
-    return fitted(messages, template_source(tokenizer, tools, variables))
+    fit = fitting(template_source(tokenizer, tools, variables))
+    return list(messages) if fit is None else await in_pieces(fit, messages)
 
 
 def _reasoning_limit(format: AnswerFormat, wish: AnswerWish, decoder: TokenDecoder) -> types_pb2.ReasoningLimit | None:

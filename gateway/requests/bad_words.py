@@ -7,6 +7,7 @@ may spell the same word.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from slipstream.errors import InvalidArgument
 from slipstream.speculation.sampling_params import SamplingParams
 
 MOST_WORDS = 256
+PIECE = 32
+"""Spellings that are encoded at a time: 0.5 ms."""
 MOST_BYTES = 8192
 """Of all words of a request: encoding them takes some milliseconds."""
 
@@ -34,10 +37,19 @@ def check_bad_words(words: Sequence[str]) -> None:
         raise InvalidArgument("A word of bad_words is empty; leave it out.", reason="NO_TOKENS", field="bad_words")
 
 
-async def with_bad_words(
-    sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer, tenant: Tenant
-) -> SamplingParams:
+async def spelled(words: Sequence[str], tokenizer: Tokenizer, tenant: Tenant) -> list[tuple[int, ...]]:
+    """The words' tokens, as each is spelled at the beginning of a text and behind a space."""
+    spellings, found = (
+        [each for word in words for each in (word.lstrip(), f" {word.lstrip()}")],
+        list[tuple[int, ...]](),
+    )
+    for number, each in enumerate(spellings):
+        found.append(tuple(await tokenizer.encode_middle(each, tenant)))
+        if number % PIECE == PIECE - 1:
+            await asyncio.sleep(0)
+    return found
+
+
+def with_bad_words(sampling: SamplingParams, words: Sequence[tuple[int, ...]]) -> SamplingParams:
     """The parameters with the words' tokens. Raises InvalidArgument for more tokens than they may name."""
-    spelled = [spelling for word in words for spelling in (word.lstrip(), f" {word.lstrip()}")]
-    found = [tuple(await tokenizer.encode_middle(each, tenant)) for each in spelled]
-    return replace(sampling, bad_words_ids=tuple(dict.fromkeys([*sampling.bad_words_ids, *filter(None, found)])))
+    return replace(sampling, bad_words_ids=tuple(dict.fromkeys([*sampling.bad_words_ids, *filter(None, words)])))

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.auth.tenant import Tenant
-from gateway.text.chat_messages import MAX_MESSAGES, Message, chat_goes_on, goes_on
-from gateway.text.tokenizer import Tokenizer, is_short
+from gateway.text.chat_messages import Message, chat_goes_on, goes_on
+from gateway.text.large_message import LargeRequest
+from gateway.text.tokenizer import Tokenizer
 from gateway.work.once import Once
-from slipstream.errors import NUMBER_OUT_OF_RANGE, InvalidArgument
+from gateway.work.pieces import is_short
+from slipstream.errors import NUMBER_OUT_OF_RANGE, InvalidArgument, Unavailable
 from slipstream.v1 import gateway_pb2
 
 Encode = Callable[[int, Tenant], Awaitable[Sequence[int]]]
@@ -82,10 +84,18 @@ class RequestText:
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """Whether a request's tenant has room for all of its choices is asked once, before the first takes any."""
+    """What is done once for all choices of a request: before the first takes any, whether its tenant has room for them
+    is asked, and its bad words are encoded."""
 
     choices: int = 1
     asked: bool = False
+    _bad_words: Once[list[tuple[int, ...]]] | None = None
+
+    def bad_words(self, encode: Callable[[], Awaitable[list[tuple[int, ...]]]]) -> Once[list[tuple[int, ...]]]:
+        """Tokens of the words, which are the same of each choice."""
+        if self._bad_words is None:
+            self._bad_words = Once(encode)
+        return self._bad_words
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +136,17 @@ def cut_tokens(tokens: Sequence[int], most: int, around: tuple[int, int], *, at_
     return [*tokens[:before], *text, *tokens[end:]]
 
 
+def _counted(tokens: Sequence[int], count: int) -> Encode:
+    """Tokens of which there are to be so many. None are there where no model took as many."""
+
+    async def given(*_: Any) -> Sequence[int]:
+        if len(tokens) < count:
+            raise Unavailable("A model that takes such a prompt has just come; try again.", reason="NO_VERIFIER")
+        return tokens
+
+    return given
+
+
 def part_of(tokenizer: Tokenizer, text: str) -> RequestText:
     """A prediction, which begins in the middle of a text. Raises InvalidArgument for a text above the size limit."""
     return RequestText(
@@ -134,20 +155,24 @@ def part_of(tokenizer: Tokenizer, text: str) -> RequestText:
 
 
 def tokens_of(tokens: Sequence[int], *, goes_on: bool = True) -> RequestText:
+    return RequestText(len(tokens), _given(tokens), short=True, goes_on=goes_on)
+
+
+def _given(tokens: Sequence[int]) -> Encode:
     async def given(*_: Any) -> Sequence[int]:
         return tokens
 
-    return RequestText(len(tokens), given, short=True, goes_on=goes_on)
+    return given
 
 
-def chat_of(
+async def chat_of(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> RequestText:
     """A conversation."""
-    least = tokenizer.least_chat_tokens(messages, tools, variables)
+    least = await tokenizer.least_chat_tokens(messages, tools, variables)
     short = is_short([messages, tools, variables])
 
     async def encode(most: int, tenant: Tenant) -> Sequence[int]:
@@ -157,12 +182,31 @@ def chat_of(
 
 
 def message_of(tokenizer: Tokenizer, chat: gateway_pb2.Chat) -> RequestText:
-    """A conversation as gRPC's clients send it."""
-    stops = tokenizer.chat_template.stops
-    said = [{"role": each.role, "content": each.content} for each in chat.messages[: MAX_MESSAGES + 1]]
-    # Another of the model's templates may be named there, and fields may replace what a message says.
-    plain = not chat.template_variables_json and not any(each.fields_json for each in chat.messages)
-    least = tokenizer.least_chat_tokens(said) if plain else 1
+    """A small conversation as gRPC's clients send it."""
     return RequestText(
-        least, lambda most, tenant: tokenizer.encode_message(chat, most, tenant), goes_on=chat_goes_on(chat), ends=stops
+        1,
+        lambda most, tenant: tokenizer.encode_message(chat, most, tenant),
+        goes_on=chat_goes_on(chat),
+        ends=tokenizer.chat_template.stops,
     )
+
+
+def texts_of_large(tokenizer: Tokenizer, large: LargeRequest) -> Texts | None:
+    """The texts that were taken out of a request; None where none were."""
+    prompt_ids, predicted = large.counts.get("prompt"), large.counts.get("prediction")
+    prediction = None if predicted is None else RequestText(predicted, _counted(large.prediction, predicted))
+    if large.chat:
+        chat, ends = large.chat, tokenizer.chat_template.stops
+        prompt = RequestText(
+            large.least,
+            lambda most, tenant: tokenizer.encode_large_message(chat, most, tenant),
+            goes_on=large.goes_on,
+            ends=ends,
+        )
+    elif prompt_ids is not None:
+        prompt = RequestText(prompt_ids, _counted(large.prompt, prompt_ids))
+    elif prediction is None:
+        return None
+    else:
+        prompt = text_of(tokenizer, large.rest.prompt) if large.rest.prompt else tokens_of([])
+    return Texts(prompt, prediction)

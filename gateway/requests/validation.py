@@ -8,13 +8,14 @@ from typing import NamedTuple, NoReturn
 
 from gateway.auth.tenant import Tenant
 from gateway.config import GatewayConfig
-from gateway.requests.bad_words import MOST_WORDS, check_bad_words, with_bad_words
+from gateway.requests.bad_words import MOST_WORDS, check_bad_words, spelled, with_bad_words
 from gateway.requests.resolved_request import ResolvedRequest, filled_in
 from gateway.requests.sampling_defaults import with_defaults
 from gateway.requests.speculation import SessionOrigin, SessionSize, SpeculationPlanner
 from gateway.requests.texts import Keep, RequestText, Texts, message_of, part_of, text_of, tokens_of
 from gateway.routing.router import Router
 from gateway.text.tokenizer import Tokenizer
+from gateway.work.pieces import give_way
 from slipstream.errors import (
     FIELD_MISSING,
     FIELDS_CONFLICT,
@@ -98,7 +99,8 @@ class RequestValidator:
         if not again:
             _check_room(texts, predicted, asked.model, tenant)
         if request.bad_words:
-            sampling = await with_bad_words(asked.sampling, request.bad_words, self._tokenizer, tenant)
+            words = texts.room.bad_words(lambda: spelled(request.bad_words, self._tokenizer, tenant))
+            sampling = with_bad_words(asked.sampling, await words.get())
             _check_allowed(request, sampling, asked.stop_token_ids, asked.model)
             asked = replace(asked, sampling=sampling)
         structure = await self._structure(request, asked, tenant)
@@ -319,6 +321,7 @@ async def _encode(
     not take, and what encoding raises."""
     most = tenant.most_prompt(model.max_length - 1)
     tokens = prompt.kept(_checked_prompt(await prompt.tokens(most, tenant), model))
+    await give_way(len(tokens))
     prediction = predicted.kept(_checked_prediction(await predicted.tokens(most, tenant), model))
     tenant.check_prompt(max(len(tokens), len(prediction)))
     return tokens, prediction

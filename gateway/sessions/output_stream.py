@@ -18,8 +18,8 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 Event = gateway_pb2.Started | gateway_pb2.Delta | gateway_pb2.Finished
 """One Started, then Deltas, each with all text that became final since the client took the last one, then Finished."""
-MOST_PROMPT_LOGPROBS = 4096
-"""Most log-probabilities of a prompt in one Delta, those of likeliest tokens counted."""
+MOST_LOGPROBS = 1024
+"""Most log-probabilities in one Delta, those of likeliest tokens counted: to write them takes some 1 ms."""
 MOST_TOKENS = 4096
 """Most tokens of one Delta: a client that is far behind catches up in pieces."""
 
@@ -95,9 +95,10 @@ class OutputStream:
         self._settle(self.transcript.push(tokens))
         self.wake()
 
-    def add_prompt_logprobs(self, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
-        """Add the log-probabilities of the prompt, which come with the first tokens."""
-        self._prompt_logprobs += self.transcript.likelihoods(self.started.prompt_token_ids[1:], logprobs)
+    def set_prompt_logprobs(self, start: int, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
+        """Log-probabilities of the prompt from its token 1 + `start` on; they come before the first tokens."""
+        tokens = self.started.prompt_token_ids[1 + start : 1 + start + len(logprobs)]
+        self._prompt_logprobs[start:] = self.transcript.likelihoods(tokens, logprobs)
 
     def conclude(self) -> None:
         """Make text that was held back final: no more tokens follow."""
@@ -244,15 +245,15 @@ class OutputStream:
                 yield gateway_pb2.Delta(prompt_logprobs=some), 0, characters
         while offset < self._shown:
             bound = self._without_logprobs if offset < self._without_logprobs else self._shown
-            until = min(bound, self._shown, offset + MOST_TOKENS)
+            most = MOST_TOKENS if offset < self._without_logprobs else _fitting(self._logprobs)
+            until = min(bound, self._shown, offset + most)
             delta = self._delta(offset, until, characters)
             offset, characters = until, self._ahead(until, characters)
             yield delta, offset, characters
 
     def _prompt_pieces(self) -> list[list[gateway_pb2.Logprob]]:
         """The prompt's log-probabilities in pieces that a message holds, however long the tokens' texts are."""
-        found = self._prompt_logprobs
-        size = MOST_PROMPT_LOGPROBS // (1 + len(found[0].top)) if found else 1
+        found, size = self._prompt_logprobs, _fitting(self._prompt_logprobs)
         return [found[first : first + size] for first in range(0, len(found), size)]
 
     def _rounds_between(self, offset: int, until: int) -> list[gateway_pb2.RoundDetails]:
@@ -281,3 +282,8 @@ class OutputStream:
     def wake(self) -> None:
         """Let everything that waits here look again."""
         self._changed.notify_all()
+
+
+def _fitting(logprobs: Sequence[gateway_pb2.Logprob]) -> int:
+    """How many tokens with log-probabilities such as these one Delta has."""
+    return max(1, MOST_LOGPROBS // (1 + len(logprobs[0].top))) if logprobs else MOST_TOKENS

@@ -33,6 +33,7 @@ from gateway.store.session_store import SessionRecord, SessionStore, store_error
 from gateway.store.write_behind import WriteBehindQueue
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.transcript import Transcript, number_only
+from gateway.work.pieces import give_way
 from slipstream.errors import Aborted, FailedPrecondition, Internal, OutOfRange, SlipstreamError
 from slipstream.rpc.proto_conversion import MAX_ID_CHARACTERS
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -220,6 +221,8 @@ class SessionRegistry:
             # Sent instead of yielded: when a client leaves, its stream stops being followed at once.
             async with aclosing(events) as following:
                 async for event in following:
+                    if isinstance(event, gateway_pb2.Started):
+                        await give_way(len(event.prompt_token_ids))
                     observer.event_sent(event)
                     await send(event)
         finally:
@@ -238,12 +241,15 @@ class SessionRegistry:
             self._validator.check_places(tenant, self._count(tenant))
             await self._reach_model(request.model)
             resolved = await self._validator.resolve(request, tenant, session_id, texts=texts)
+            await give_way(len(resolved.prompt))
             reservation = await _reserve(tenant, resolved, 0)
             try:
                 params = with_spans(resolved.params(), self._first_spans(resolved))
                 record = SessionRecord(session_id, 1, params, len(resolved.prompt), resolved.prompt)
                 log = self._ownership.open_log(record)
+                await give_way(len(resolved.prompt))
                 await log.create()
+                await give_way(len(resolved.prompt))
                 self._check_open()
             except BaseException:
                 reservation.end(0)

@@ -28,6 +28,7 @@ from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.request_stats import RequestStats, describe_rounds
 from gateway.sessions.state import SessionLife, SessionState
 from gateway.store.session_log import SessionLog
+from gateway.work.pieces import give_way
 from slipstream.concurrency import Backoff
 from slipstream.errors import ARITHMETIC_GONE, STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
@@ -41,6 +42,9 @@ from slipstream.v1.verifier_pb2 import (
 )
 
 log = logging.getLogger(__name__)
+
+PROMPT_PIECE = 64
+"""Tokens of a prompt whose log-probabilities are read at a time: with those of 20 likeliest tokens each some 1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,7 @@ class SessionRun:
             return None
         arithmetic = verifier.arithmetic
         await self._record_arithmetic(arithmetic)
+        await give_way(self._length)
         if verifier.model is None or verifier.arithmetic != arithmetic:  # another one came to its address meanwhile
             return None
         session = verifier.new_session()
@@ -298,6 +303,10 @@ class SessionRun:
         """Log first (`relaxed`: enqueue), then show: no fault takes back what a client saw. Only what is shown is
         counted: tokens whose write was interrupted are in no counter, rather than in two."""
         tokens = [token for done in rounds for token in done.token_ids]
+        prompt = [each for done in rounds for each in done.prompt_logprobs]
+        for start in range(0, len(prompt), PROMPT_PIECE):
+            self._stream.set_prompt_logprobs(start, prompt[start : start + PROMPT_PIECE])
+            await asyncio.sleep(0)
         if tokens:
             self._observer.commit_began()
             try:
@@ -308,7 +317,6 @@ class SessionRun:
             self._observer.commit_ended(rounds, None)
             shown = len(self._stream.tokens)
             details = list(describe_rounds(rounds, self.stats, shown)) if self._resolved.rounds else ()
-            self._stream.add_prompt_logprobs([each for done in rounds for each in done.prompt_logprobs])
             self._stream.append_tokens(tokens, [each for done in rounds for each in done.logprobs], details)
         for done in rounds:
             self.stats.add_round(done)

@@ -20,9 +20,8 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 _MARK_DIGITS = 20
 
 
-def read_chat(chat: gateway_pb2.Chat) -> tuple[list[dict[str, Any]], list[Any], dict[str, Any]]:
-    """Messages, tools and further variables of the template. Raises InvalidArgument for too many messages, and for JSON
-    that cannot be read or is not of the right kind."""
+def check_messages(chat: gateway_pb2.Chat) -> None:
+    """Raises InvalidArgument for too many messages."""
     if len(chat.messages) > MAX_MESSAGES:
         raise InvalidArgument(
             f"The conversation has {len(chat.messages)} messages; send at most {MAX_MESSAGES}.",
@@ -30,6 +29,12 @@ def read_chat(chat: gateway_pb2.Chat) -> tuple[list[dict[str, Any]], list[Any], 
             field="chat.messages",
             numbers={"items": len(chat.messages), "limit": MAX_MESSAGES},
         )
+
+
+def read_chat(chat: gateway_pb2.Chat) -> tuple[list[dict[str, Any]], list[Any], dict[str, Any]]:
+    """Messages, tools and further variables of the template. Raises InvalidArgument for too many messages, and for JSON
+    that cannot be read or is not of the right kind."""
+    check_messages(chat)
     messages = [
         {"role": each.role, "content": each.content, **_parsed("fields_json", each.fields_json, dict)}
         for each in chat.messages

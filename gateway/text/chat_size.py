@@ -3,13 +3,14 @@ users and the application say as it is (`gateway.text.written_roles`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.text.chat_messages import Message, texts_in
 from gateway.text.chat_template import NAMED, ChatTemplate
 from gateway.text.written_roles import SYSTEM
 from slipstream.errors import SlipstreamError
+from slipstream.v1 import gateway_pb2
 
 
 class ChatSize:
@@ -34,8 +35,14 @@ class ChatSize:
             if isinstance(role, str) and role in written:
                 yield from (text.strip() for text in texts_in(content))
 
+    def texts_of_message(self, chat: gateway_pb2.Chat) -> Iterator[str]:
+        """The same of a conversation as clients of gRPC send it."""
+        # Another of the model's templates may be named there, and fields may replace what a message says.
+        if not chat.template_variables_json and not any(each.fields_json for each in chat.messages):
+            yield from self.texts([{"role": each.role, "content": each.content} for each in chat.messages], (), {})
 
-def least_tokens(texts: Iterator[str], size: Callable[[str], int], longest: int) -> int:
-    """Tokens that a conversation with these texts has at least, one where that is not known. `size`: bytes of a text
-    that are in its tokens; `longest`: most of one token, 0 where that is not known."""
-    return max(1, -(-sum(map(size, texts)) // longest)) if longest else 1
+
+def least_tokens(sizes: Iterable[int], longest: int) -> int:
+    """Tokens that a conversation has at least whose texts have so many bytes in their tokens, one where that is not
+    known. `longest`: most of one token, 0 where that is not known."""
+    return max(1, -(-sum(sizes) // longest)) if longest else 1

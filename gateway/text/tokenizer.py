@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from tokenizers import Tokenizer as Encoder
@@ -18,6 +16,7 @@ from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.encoding import MIDDLE, RENDERED, WHOLE, TextEncoding
 from gateway.text.json_body import IDS
+from gateway.work.pieces import SHORT, in_pieces, is_short, json_in_pieces
 from gateway.work.tenant_work import TenantWork
 from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
@@ -28,9 +27,6 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 Conversation = tuple[Sequence[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]
 """Messages, definitions of tools, and further variables of the template."""
-SHORT = 2048
-"""Shorter texts, in characters, are encoded on the event loop: that takes 1 ms, and another process one more.
-"""
 SHORT_TOKENS = 512
 """As few tokens are decoded there."""
 
@@ -70,7 +66,7 @@ class Tokenizer:
             return min(1, size)
         return -(-self.encoding.token_bytes.size(text) // self.longest_token)
 
-    def least_chat_tokens(
+    async def least_chat_tokens(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
@@ -78,12 +74,19 @@ class Tokenizer:
     ) -> int:
         """Tokens that a conversation has at least in the chat template; nothing of it is rendered."""
         texts = self._chat_size.texts(messages, tools, variables or {})
-        return least_tokens(texts, self.encoding.token_bytes.size, self.longest_token)
+        return least_tokens(await in_pieces(self.encoding.token_bytes.size, texts), self.longest_token)
 
     async def encode(self, text: str, tenant: Tenant) -> Sequence[int]:
         """Token ids of a whole text, with the special tokens that the tokenizer puts around it. Raises InvalidArgument
         for a text above the size limit."""
         return await self._encode(text, WHOLE, tenant)
+
+    async def tokenize_response(self, text: str, tenant: Tenant) -> gateway_pb2.TokenizeResponse | bytes:
+        """The answer of the RPC Tokenize, of a long text serialised. Raises what `encode` raises."""
+        self._checked_size(text)
+        if self.work is None or is_short(text):
+            return gateway_pb2.TokenizeResponse(token_ids=self.encoding.encode(text))
+        return bytes(await self._run(tenant, "tokenize", text.encode()))
 
     async def encode_middle(self, text: str, tenant: Tenant) -> Sequence[int]:
         """Token ids of a part of a text, without special tokens around it. Raises what `encode` raises."""
@@ -104,16 +107,19 @@ class Tokenizer:
         most_bytes = most_tokens * self.longest_token
         if self.work is None or is_short(given):
             return self.encoding.encode_chat(messages, tools, variables or {}, most_bytes)
-        body = _as_json(given)
+        body = await _as_json(given)
         return _ids(await self._run(tenant, "chat", body, proto=False, most_bytes=most_bytes, answer=None))
 
     async def encode_message(self, chat: gateway_pb2.Chat, most_tokens: int, tenant: Tenant) -> Sequence[int]:
         """`encode_chat` of a conversation as a client of gRPC sends it. Raises what `read_chat` raises, too."""
-        most_bytes = most_tokens * self.longest_token
         if self.work is None or chat.ByteSize() < SHORT:
-            return self.encoding.encode_chat(*read_chat(chat), most_bytes)
-        body = chat.SerializeToString()
-        return _ids(await self._run(tenant, "chat", body, proto=True, most_bytes=most_bytes, answer=None))
+            return self.encoding.encode_chat(*read_chat(chat), most_tokens * self.longest_token)
+        return await self.encode_large_message(chat.SerializeToString(), most_tokens, tenant)
+
+    async def encode_large_message(self, chat: bytes, most_tokens: int, tenant: Tenant) -> Sequence[int]:
+        """The same of a serialised one."""
+        most_bytes = most_tokens * self.longest_token
+        return _ids(await self._run(tenant, "chat", chat, proto=True, most_bytes=most_bytes, answer=None))
 
     async def tokenized(
         self, given: str | Conversation, tenant: Tenant, *, special: bool, texts: bool, max_length: int
@@ -128,7 +134,7 @@ class Tokenizer:
                 return bytes(await self._run(tenant, "encode", given.encode(), text=kind, answer=answer))
             tokens = self.encoding.encode(given, kind)
         elif beside:
-            body = _as_json(given)
+            body = await _as_json(given)
             return bytes(await self._run(tenant, "chat", body, proto=False, most_bytes=0, answer=answer))
         else:
             tokens = self.encoding.encode_chat(*given)
@@ -216,26 +222,10 @@ def _ids(packed: bytes | bytearray | memoryview) -> Sequence[int]:
     return array(IDS, bytes(packed))
 
 
-def _as_json(value: Any) -> bytes:
+async def _as_json(value: Any) -> bytes:
     """Raises InvalidArgument for what no JSON can hold."""
     try:
-        return json.dumps(value, ensure_ascii=False).encode()
+        return await json_in_pieces(value, ascii=False)
     except (RecursionError, ValueError, TypeError) as error:
         message = "The conversation is nested too deeply, or holds what is no JSON."
         raise InvalidArgument(message, reason="TOO_DEEP") from error
-
-
-def is_short(value: Any) -> bool:
-    """Whether a value has less than SHORT characters and entries. Looks at no more of them."""
-    left, waiting = SHORT, [value]
-    while waiting and left > 0:
-        each = waiting.pop()
-        if isinstance(each, str):
-            left -= len(each)
-        elif isinstance(each, Mapping):
-            for name, value in islice(each.items(), SHORT):
-                waiting += (name, value)
-        elif isinstance(each, list | tuple):
-            waiting += each[:SHORT]
-        left -= 1
-    return left > 0

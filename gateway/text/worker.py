@@ -10,7 +10,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as Encoder
 
+from gateway.text import large_message
 from gateway.text.chat_messages import read_chat
+from gateway.text.chat_size import ChatSize, least_tokens
 from gateway.text.encoding import TextEncoding
 from gateway.text.json_body import IDS, take_apart
 from gateway.work.frames import Buffer, JobFrame
@@ -35,15 +37,29 @@ def load(setup: JobFrame) -> Handlers:
         "encode": texts.encode,
         "chat": texts.chat,
         "decode": texts.decode,
+        "message": lambda job: large_message.take_apart(job.body, texts.least_tokens, job.head["most_ids"]),
+        "tokenize": texts.tokenize,
         "body": lambda job: take_apart(job.body, job.head["most_values"]),
         "deflate": lambda job: JobFrame({}, zlib.compress(job.body)),
-        "inflate": lambda job: JobFrame({}, inflated(job.body, job.head["most"])),
+        "inflate": lambda job: take_apart(
+            inflated(job.body, job.head["most"]), job.head["most_values"], job.head["most_values"]
+        ),
     }
 
 
 class _Texts:
     def __init__(self, encoding: TextEncoding) -> None:
         self._encoding = encoding
+        self._chat_size = ChatSize(encoding.chat_template)
+
+    def least_tokens(self, chat: gateway_pb2.Chat) -> int:
+        known = self._encoding.token_bytes
+        return least_tokens(map(known.size, self._chat_size.texts_of_message(chat)), known.longest)
+
+    def tokenize(self, job: JobFrame) -> JobFrame:
+        """The answer of the RPC Tokenize, serialised."""
+        tokens = self._encoding.encode(bytes(job.body).decode())
+        return JobFrame({}, gateway_pb2.TokenizeResponse(token_ids=tokens).SerializeToString())
 
     def encode(self, job: JobFrame) -> JobFrame:
         return self._tokens(job.head, self._encoding.encode(bytes(job.body).decode(), job.head["text"]))

@@ -19,7 +19,11 @@ from slipstream.tenants import FairQueue
 
 log = logging.getLogger(__name__)
 
-KINDS: Final = {"encode": 256, "chat": 256, "decode": 1024, "body": 4096, "deflate": 4096, "inflate": 4096}
+KINDS: Final = {
+    **dict.fromkeys(("encode", "chat", "tokenize"), 256),
+    "decode": 1024,
+    **dict.fromkeys(("body", "message", "deflate", "inflate"), 4096),
+}
 """Bytes of a job of each kind that are charged as one token: encoding them costs some 0.1 ms on the gateway's machine,
 where a token of a prompt costs at least as much on the verifier's."""
 CPU_S = 10

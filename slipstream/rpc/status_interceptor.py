@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -36,6 +37,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Authorise = Callable[[str, Context], Awaitable[Any]]
 """(method, context): returns the context that the handler is called with if the call may go on, else raises a typed
 error. Called before anything is read."""
+Parse = Callable[[bytes], Any]
+Read = Callable[[str, Parse | None, bytes, Any], Awaitable[tuple[Any, Any]]]
+"""(method, its parser, request, context of `Authorise`): returns the request, parsed if there is a parser, and the
+context that the handler is called with. Raises DecodeError."""
 
 
 async def allow_all(method: str, context: Context) -> Context:
@@ -43,13 +48,22 @@ async def allow_all(method: str, context: Context) -> Context:
     return context
 
 
+async def parse_at_once(method: str, parse: Parse | None, request: bytes, context: Any) -> tuple[Any, Any]:
+    """Reads a request on the event loop."""
+    return (request if parse is None else parse(request)), context
+
+
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Calls `authorise` before every handler. A SlipstreamError, that of `authorise` too, becomes its status with an
     ErrorInfo; any other exception becomes INTERNAL and is logged. A method that the server lacks is UNIMPLEMENTED."""
 
-    def __init__(self, authorise: Authorise = allow_all, most_bytes: int | None = None) -> None:
-        """`most_bytes`: of a request. Less than gRPC lets through, whose own error has no limit in it."""
+    def __init__(
+        self, authorise: Authorise = allow_all, most_bytes: int | None = None, read: Read | None = None
+    ) -> None:
+        """`most_bytes`: of a request. Less than gRPC lets through, whose own error has no limit in it. `read`: of
+        single requests; None: `parse_at_once`. Handlers may return answers that are serialised, as bytes."""
         self._authorise = authorise
+        self._read = read or parse_at_once
         self._most_bytes = most_bytes
         self._reasons = BoundedLabels(MOST_REASONS)
         self.errors: Counter[tuple[str, ...]] = Counter()
@@ -77,19 +91,19 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             await context.abort_with_status(status._replace(trailing_metadata=trailing))
 
         # A single request is parsed after authorisation only: a refused caller costs no more than its bytes.
-        guard = _Guard(enter, abort, handler.request_deserializer, self._most_bytes)
+        parse = handler.request_deserializer
+        guard = _Guard(enter, abort, partial(self._read, details.method, parse), self._most_bytes)
         guard_stream = _Guard(enter, abort, None, None)
-        send = handler.response_serializer
+        send = _serialising(handler.response_serializer)
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(guard.one(handler.unary_unary), None, send)
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(guard.many(handler.unary_stream), None, send)
-        read = handler.request_deserializer
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(guard_stream.one(handler.stream_unary), read, send)
+            return grpc.stream_unary_rpc_method_handler(guard_stream.one(handler.stream_unary), parse, send)
         streams = handler.stream_stream
         guarded = guard_stream.one(streams) if asyncio.iscoroutinefunction(streams) else guard_stream.many(streams)
-        return grpc.stream_stream_rpc_method_handler(guarded, read, send)
+        return grpc.stream_stream_rpc_method_handler(guarded, parse, send)
 
 
 class _Guard:
@@ -99,12 +113,13 @@ class _Guard:
         self,
         enter: Callable[[Context], Awaitable[Any]],
         abort: Callable[[Context, Exception], Awaitable[None]],
-        parse: Callable[[bytes], Any] | None,
+        read: Callable[[bytes, Any], Awaitable[tuple[Any, Any]]] | None,
         most_bytes: int | None,
     ) -> None:
+        """`read`: None for requests that are streams."""
         self._enter = enter
         self._abort = abort
-        self._parse = parse
+        self._read = read
         self._most_bytes = most_bytes
 
     def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
@@ -140,12 +155,21 @@ class _Guard:
                 reason=MESSAGE_TOO_LARGE,
                 numbers={"bytes": len(request), "limit": self._most_bytes},
             )
+        if self._read is None:
+            return request, entered
         try:
-            return (request if self._parse is None else self._parse(request)), entered
+            return await self._read(request, entered)
         except DecodeError as error:
             raise InvalidArgument(
                 "the request is no protobuf of this contract; regenerate the client.", reason=NOT_PROTOBUF
             ) from error
+
+
+def _serialising(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """For answers of which some are serialised."""
+    if serialise is None:
+        return lambda answer: answer
+    return lambda answer: answer if isinstance(answer, bytes) else serialise(answer)
 
 
 async def _unknown(requests: AsyncIterator[Any], context: Context) -> None:

@@ -3,6 +3,7 @@ and so is a broken property."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from array import array
@@ -22,6 +23,7 @@ from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
 from gateway.api.openai.models import DetokenizeRequest, TokenizeRequest
 from gateway.api.openai.response_fields import ResponseRequest
+from gateway.text import large_message
 from gateway.text.answers.formats import CALLS, HARMONY, THINK, AnswerFormat
 from gateway.text.chat_messages import read_chat
 from gateway.text.encoding import TextEncoding
@@ -59,6 +61,8 @@ TEMPLATE = """{%- for message in messages -%}
 {% endif -%}"""
 CONTROL = ("<|im_start|>", "<|im_end|>")
 VOCABULARY = 260
+LONGEST = 64
+"""Tokens of the longest prompt."""
 LIMITS = TreeLimits(nodes=32, depth=8, frame_nodes=16)
 
 
@@ -81,7 +85,7 @@ def bodies(data: bytes) -> bool:
     if "sizes" not in taken.head:
         assert taken.head.keys() & {"values", "not_json", "surrogate", "unreadable"}
         return False
-    value = put_together(taken)
+    value = asyncio.run(put_together(taken))
     assert _same(value, json.loads(body))
     try:
         asked: Any = model.model_validate(value)
@@ -93,6 +97,30 @@ def bodies(data: bytes) -> bool:
             _typed(found)
     if hasattr(asked, "to_generate"):
         _typed(lambda: asked.to_generate(None, 0))
+    return True
+
+
+def messages(data: bytes) -> bool:
+    """A large message of gRPC: what is taken out of it and what is left make the message that it was."""
+    taken = _typed(lambda: large_message.take_apart(data, lambda chat: len(chat.messages), LONGEST))
+    if taken is None:
+        return False
+    large, sent = large_message.put_together(taken), gateway_pb2.GenerateRequest.FromString(data)
+    made = gateway_pb2.GenerateRequest()
+    made.CopyFrom(large.rest)
+    if sent.HasField("chat"):
+        made.chat.ParseFromString(large.chat)
+    for name, ids, field in (
+        ("prompt", large.prompt, made.prompt_token_ids),
+        ("prediction", large.prediction, made.prediction.token_ids if "prediction" in large.counts else None),
+    ):
+        if name in large.counts:
+            assert len(ids) == (large.counts[name] if large.counts[name] <= LONGEST else 0)
+            field.SetInParent()
+            field.token_ids.extend(ids)
+    for message in (made, sent):
+        message.DiscardUnknownFields()
+    assert made == sent or any(count > LONGEST for count in large.counts.values())
     return True
 
 
@@ -109,7 +137,8 @@ def _same(value: Any, parsed: Any) -> bool:
 def _typed(work: Callable[[], Any]) -> Any:
     """The result; None for a typed error, which is no fault of ours."""
     try:
-        return work()
+        found = work()
+        return asyncio.run(found) if asyncio.iscoroutine(found) else found
     except Internal:
         raise
     except SlipstreamError:
@@ -213,6 +242,7 @@ def token_ids(data: bytes) -> bool:
 
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     "bodies": bodies,
+    "messages": messages,
     "templates": templates,
     "tools": tools,
     "frames": frames,

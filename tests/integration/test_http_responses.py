@@ -331,21 +331,21 @@ def test_a_kept_response_that_is_wrong_is_not_found(wrong: Any) -> None:
 )
 def test_what_inflates_to_more_than_a_conversation_is_never_parsed(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(responses, "_READER", SimpleNamespace(validate_json=parsed.append))
+    monkeypatch.setattr(responses, "json", SimpleNamespace(loads=parsed.append))
     with pytest.raises(NotFound):
         unpacked(stored(large))
     assert not parsed
 
 
-def test_no_conversation_is_kept_that_could_not_be_read_again() -> None:
+async def test_no_conversation_is_kept_that_could_not_be_read_again() -> None:
     largest = StoredResponse(1, AnswerFormat(), {}, [{"role": "user", "content": "," * 1_000}] * MAX_MESSAGES)
     for messages, fits in (([{"role": "user", "content": '"' * 1_000}], True), (largest.messages, False)):
         kept = StoredResponse(1, AnswerFormat(), {}, messages)
         if fits:
-            assert unpacked(zlib.compress(kept.written(LIMITS))) == kept
+            assert unpacked(zlib.compress(await kept.written(LIMITS))) == kept
         else:
             with pytest.raises(InvalidArgument) as refused:
-                kept.written(LIMITS)
+                await kept.written(LIMITS)
             assert refused.value.reason == "CONVERSATION_TOO_LONG"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.__main__ import main
+from gateway.auth.loop_turns import FairLoop
 from slipstream.process import run_role
 from tests.loop_watch import code_of, watching
 
@@ -39,7 +40,7 @@ def run() -> None:
             SECONDS.pack_into(shared, 0, took_s)
 
     with watching(LEAST_S, note):
-        run_role("gateway", main(False))
+        run_role("gateway", main(False), FairLoop)
 
 
 if __name__ == "__main__":

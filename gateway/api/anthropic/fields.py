@@ -19,6 +19,7 @@ from gateway.api.openai.fields import (
 )
 from gateway.text.answers.grammar import ANY
 from gateway.text.chat_messages import CONTINUE, MAX_MESSAGES
+from gateway.work.pieces import in_pieces
 from slipstream.errors import NUMBER_OUT_OF_RANGE, InvalidArgument
 
 ROLES = {"assistant": "assistant", "system": "system"}
@@ -110,10 +111,20 @@ class CountRequest(RequestFields):
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template, such as `enable_thinking`."""
 
-    def template_data(self) -> list[dict[str, Any]]:
-        system = self.system if isinstance(self.system, str | None) else _text(self.system)
-        first = [{"role": "system", "content": system}] if system else []
-        return [*first, *_joined(data for message in self.messages for data in message.as_template_data())]
+    async def template_data(self) -> list[dict[str, Any]]:
+        system = self.system if isinstance(self.system, str | None) else await _text_in_pieces(self.system)
+        made, turn = list[dict[str, Any]](), _Turn()
+        if system:
+            made.append({"role": "system", "content": system})
+
+        def add(said: Message) -> None:
+            for message in said.as_template_data():
+                if not turn.takes(message):
+                    made.extend(turn.taken())
+                turn.add(message)
+
+        await in_pieces(add, self.messages)
+        return [*made, *turn.taken()]
 
     def template_variables(self) -> dict[str, Any]:
         """A last message of the model's own is the beginning of the answer."""
@@ -191,28 +202,42 @@ class MessageRequest(CountRequest):
         return {"response_format": {"type": "json_schema", "json_schema": {"schema": asked.schema_}}}
 
 
-def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Turns of one role that follow one another are one turn, as Anthropic has it: many templates want roles to
-    alternate."""
-    made: list[dict[str, Any]] = []
-    for message in messages:
-        last = made[-1] if made else {}
-        if (
-            message["role"] in ("user", "assistant")
-            and last.get("role") == message["role"]
-            and not last.get("tool_calls")
-        ):
-            texts = [each["content"] for each in (last, message) if each["content"]]
-            message = {**last, **message, "content": "\n".join(texts)}
-            made.pop()
-        made.append(message)
-    return made
+class _Turn:
+    """Messages of one role that follow one another, which are one message, as Anthropic has it: many templates want
+    roles to alternate."""
+
+    def __init__(self) -> None:
+        self._message: dict[str, Any] = {}
+        self._texts: list[str] = []
+
+    def takes(self, message: dict[str, Any]) -> bool:
+        role = message["role"]
+        own = self._message.get("role")
+        return role in ("user", "assistant") and own == role and not self._message.get("tool_calls")
+
+    def add(self, message: dict[str, Any]) -> None:
+        self._message |= message
+        self._texts.append(message["content"])
+
+    def taken(self) -> list[dict[str, Any]]:
+        """The message that was made, if there is one; another one begins."""
+        made, texts = self._message, self._texts
+        self._message, self._texts = {}, []
+        if len(texts) > 1:
+            made["content"] = "\n".join(text for text in texts if text)
+        return [made] if made else []
 
 
 def _text(blocks: Iterable[Block]) -> str:
-    return "\n".join(
-        _document(block) if block.type == "document" else block.text or "" for block in blocks if _is_text(block)
-    )
+    return "\n".join(_said(block) for block in blocks if _is_text(block))
+
+
+async def _text_in_pieces(blocks: Iterable[Block]) -> str:
+    return "\n".join(await in_pieces(_said, (block for block in blocks if _is_text(block))))
+
+
+def _said(block: Block) -> str:
+    return _document(block) if block.type == "document" else block.text or ""
 
 
 def _is_text(block: Block) -> bool:

@@ -36,12 +36,12 @@ def routes(parts: HttpDependencies) -> APIRouter:
         """Answers a conversation."""
         log_unknown(asked)
         tools, variables, sampling = asked.tool_data(), asked.template_variables(), asked.sampling()
-        messages = asked.template_data()
+        messages = await asked.template_data()
         own, single = sampling.structure(), asked.one_call
         wish = AnswerWish(tools, variables, asked.forced_name, own, single, messages[-1], asked.most_reasoning)
         plan = plan_of(parts.tokenizer, parts.config, wish)
-        fitting = fitted_chat(parts.tokenizer, messages, tools, variables)
-        texts = Texts(chat_of(parts.tokenizer, fitting, tools, variables))
+        fitting = await fitted_chat(parts.tokenizer, messages, tools, variables)
+        texts = Texts(await chat_of(parts.tokenizer, fitting, tools, variables))
         generate = sampling.to_generate(None, 0, plan)
         context, idle_s = context_of(request.scope), parts.config.http_idle_s
         follow = partial(parts.sessions.generate, generate, context, texts=texts)
@@ -54,7 +54,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         parts.router.model(asked.model)
         tools, variables = asked.tool_data(), asked.template_variables()
-        messages = fitted_chat(parts.tokenizer, asked.template_data(), tools, variables)
+        messages = await fitted_chat(parts.tokenizer, await asked.template_data(), tools, variables)
         tenant = context_of(request.scope).tenant
         tokens = len(await parts.tokenizer.encode_chat(messages, tools, variables, tenant=tenant))
         return {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}

@@ -17,6 +17,7 @@ from gateway.api.http.errors import http_error
 from gateway.request_context import RequestContext
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
+from gateway.work.pieces import json_in_pieces
 from slipstream.client.completion import TRACE_ID
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Reply:
         """True while a write waits for the client to read."""
 
     async def send_json(self, content: Any, headers: dict[str, str] | None = None, status: int = 200) -> None:
-        body = json.dumps(content).encode()
+        body = await json_in_pieces(content)
         sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         sent += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self.started = True

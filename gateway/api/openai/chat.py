@@ -30,6 +30,7 @@ from gateway.text.answers.grammar import ANY
 from gateway.text.answers.reader import Arguments, CallBegan, Part, Reasoning, joined
 from gateway.text.chat_messages import CONTINUE, GENERATE, MAX_MESSAGES
 from gateway.text.chat_template import NAMED
+from gateway.work.pieces import in_pieces
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 from slipstream.v1 import gateway_pb2
 
@@ -136,10 +137,10 @@ class ConversationFields(RequestFields):
         given = {**reasoning_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
         return {**given, **{name: on for name, on in asked.items() if on is not None}}
 
-    def template_data(self) -> list[dict[str, Any]]:
-        return [message.as_template_data() for message in self.messages or ()]
+    async def template_data(self) -> list[dict[str, Any]]:
+        return await in_pieces(ChatMessage.as_template_data, self.messages or ())
 
-    def tool_data(self) -> list[dict[str, Any]]:
+    async def tool_data(self) -> list[dict[str, Any]]:
         """The tools as templates know them; none where the model is to call none. Raises InvalidArgument for
         `functions` beside `tools`, and for a `function_call` without functions."""
         tools, choice = self.tools, self.choice
@@ -152,9 +153,8 @@ class ConversationFields(RequestFields):
         if not tools or choice == "none":
             return []
         allowed = allowed_tools(choice)
-        return [
-            tool.model_dump(exclude_none=True) for tool in tools if allowed is None or tool.function.name in allowed
-        ]
+        kept = [tool for tool in tools if allowed is None or tool.function.name in allowed]
+        return await in_pieces(lambda tool: tool.model_dump(exclude_none=True), kept)
 
     @property
     def choice(self) -> str | dict[str, Any] | None:
@@ -191,7 +191,7 @@ def routes(parts: HttpDependencies) -> APIRouter:
         log_unknown(asked)
         context = context_of(request.scope)
         position = last_position(context)
-        tools, variables = asked.tool_data(), asked.template_variables()
+        tools, variables = await asked.tool_data(), asked.template_variables()
         wish = AnswerWish(
             *(tools, variables, forced_name(asked.choice), asked.structure()),
             single=asked.parallel_tool_calls is False or bool(asked.functions),
@@ -199,8 +199,9 @@ def routes(parts: HttpDependencies) -> APIRouter:
             most_reasoning=asked.thinking_token_budget,
         )
         plan = plan_of(parts.tokenizer, parts.config, wish)
-        messages = [] if position else fitted_chat(parts.tokenizer, asked.template_data(), tools, variables)
-        prompt = asked.cut(chat_of(parts.tokenizer, messages, tools, variables))
+        data = [] if position else await asked.template_data()
+        messages = await fitted_chat(parts.tokenizer, data, tools, variables)
+        prompt = asked.cut(await chat_of(parts.tokenizer, messages, tools, variables))
         return ChatCall(parts, context, asked, prompt, plan).answer(position, request.query_params)
 
     return router
@@ -242,13 +243,15 @@ class ChatCall(Call):
             message["function_call"] = calls[0]["function"]
         elif calls:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
-        return self._choice(choice, {"message": message}, called=answer.calls > 0)
+        return await self._choice(choice, {"message": message}, called=answer.calls > 0)
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice = stream.choice
         if isinstance(event, gateway_pb2.Started):
             self._answers[choice.index] = _Answer(choice, self._plan)
-            return None if stream.resumed else self._choice(choice, {"delta": {"role": "assistant", "content": ""}})
+            if stream.resumed:
+                return None
+            return await self._choice(choice, {"delta": {"role": "assistant", "content": ""}})
         answer = self._answers[choice.index]
         if answer.reasoned is not None and isinstance(event, gateway_pb2.Delta):
             answer.reasoned.add(event.token_ids)
@@ -257,14 +260,14 @@ class ChatCall(Call):
             return None
         if self.asked.functions and "tool_calls" in delta:
             delta["function_call"] = delta.pop("tool_calls")[0]["function"]
-        return self._choice(choice, {"delta": delta}, called=answer.calls > 0)
+        return await self._choice(choice, {"delta": delta}, called=answer.calls > 0)
 
     @property
     def reasoning_tokens(self) -> int:
         return sum(answer.reasoned.count for answer in self._answers.values() if answer.reasoned)
 
-    def _choice(self, choice: Choice, content: dict[str, Any], *, called: bool = False) -> dict[str, Any]:
-        logprobs = {"content": [logprob_entry(each) for each in choice.logprobs], "refusal": None}
+    async def _choice(self, choice: Choice, content: dict[str, Any], *, called: bool = False) -> dict[str, Any]:
+        logprobs = {"content": await in_pieces(logprob_entry, choice.logprobs), "refusal": None}
         made = {
             "index": choice.index,
             **content,

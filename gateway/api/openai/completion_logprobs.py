@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.api.openai.call import finite
+from gateway.work.pieces import in_pieces
 from slipstream.v1 import gateway_pb2
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
@@ -16,17 +17,17 @@ _MOST_REST = 3
 """Bytes of a character behind its first."""
 
 
-def completion_logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int, text: str) -> dict[str, Any]:
+async def completion_logprobs(logprobs: Sequence[gateway_pb2.Logprob], offset: int, text: str) -> dict[str, Any]:
     """`offset`: characters of the choice's text before these tokens. `text`: theirs."""
     return {
         "tokens": [_name(each.token) for each in logprobs],
         "token_logprobs": [finite(each.logprob) for each in logprobs],
-        "top_logprobs": [_top(each) for each in logprobs],
+        "top_logprobs": await in_pieces(_top, logprobs),
         "text_offset": _offsets([each.token.bytes for each in logprobs], offset, text),
     }
 
 
-def echoed_logprobs(
+async def echoed_logprobs(
     first: gateway_pb2.TokenText,
     prompt: Sequence[gateway_pb2.Logprob],
     output: Sequence[gateway_pb2.Logprob],
@@ -35,7 +36,8 @@ def echoed_logprobs(
 ) -> dict[str, Any]:
     """Those of the prompt and of the output behind it, with `top` likeliest tokens each. The prompt's first token has
     none: nothing comes before it. `text`: of both."""
-    made = completion_logprobs([*(_cut(each, top) for each in prompt), *output], 0, text)
+    cut = await in_pieces(lambda each: _cut(each, top), prompt)
+    made = await completion_logprobs([*cut, *output], 0, text)
     beginning = [first.bytes, *(each.token.bytes for each in (*prompt, *output))]
     return {
         "tokens": [_name(first), *made["tokens"]],
@@ -45,10 +47,10 @@ def echoed_logprobs(
     }
 
 
-def prompt_logprobs(prompt: Sequence[gateway_pb2.Logprob], top: int) -> list[dict[str, Any] | None]:
+async def prompt_logprobs(prompt: Sequence[gateway_pb2.Logprob], top: int) -> list[dict[str, Any] | None]:
     """As vLLM has them: for each of the prompt's tokens the likeliest ones by id and the token itself; null for the
     first. The rank of a token that is not among the likeliest is not known."""
-    return [None, *(_by_id(_cut(each, top)) for each in prompt)]
+    return [None, *await in_pieces(lambda each: _by_id(_cut(each, top)), prompt)]
 
 
 def _by_id(each: gateway_pb2.Logprob) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class CompletionCall(Call):
         echoed = await self._echoed(choice)
         if self._silent:
             _silence(choice)
-        return self._choice(choice, echoed + choice.text, len(echoed), first=True)
+        return await self._choice(choice, echoed + choice.text, len(echoed), first=True)
 
     async def chunk_choice(self, stream: ChoiceStream, event: Event) -> dict[str, Any] | None:
         choice, echoed = stream.choice, ""
@@ -140,7 +140,7 @@ class CompletionCall(Call):
         if not (echoed or choice.text or choice.finished or choice.prompt_logprobs):
             return None
         before = len(await self._echoed(choice)) if self.asked.echo else 0
-        made = self._choice(choice, echoed + choice.text, before + stream.characters, first=began)
+        made = await self._choice(choice, echoed + choice.text, before + stream.characters, first=began)
         choice.prompt_logprobs = []
         return made
 
@@ -156,18 +156,18 @@ class CompletionCall(Call):
     async def _echo(self, prompt: str | Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else await self.parts.tokenizer.decode(prompt, self._context.tenant)
 
-    def _choice(self, choice: Choice, text: str, offset: int, *, first: bool) -> dict[str, Any]:
+    async def _choice(self, choice: Choice, text: str, offset: int, *, first: bool) -> dict[str, Any]:
         """`offset`: characters of the choice before the output that is sent. `first`: the prompt is sent with it."""
         logprobs = None
         if self.asked.logprobs is not None and self.asked.echoes_logprobs and first:
             tokens, top = choice.started.prompt_token_ids, self.asked.logprobs
             first_token = self.parts.tokenizer.shown(tokens[0])  # nothing comes before it
-            logprobs = echoed_logprobs(first_token, choice.prompt_logprobs, choice.logprobs, top, text)
+            logprobs = await echoed_logprobs(first_token, choice.prompt_logprobs, choice.logprobs, top, text)
         elif self.asked.logprobs is not None:
-            logprobs = completion_logprobs(choice.logprobs, offset, text)
+            logprobs = await completion_logprobs(choice.logprobs, offset, text)
         made: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs, **ending(choice.finished)}
         if self.asked.prompt_logprobs is not None and first:
-            made["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs, self.asked.prompt_logprobs)
+            made["prompt_logprobs"] = await prompt_logprobs(choice.prompt_logprobs, self.asked.prompt_logprobs)
         if self.asked.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
             made["prompt_token_ids"] = list(choice.started.prompt_token_ids)

@@ -71,14 +71,15 @@ def _add_tokenizer(router: APIRouter, parts: HttpDependencies) -> None:
         found = _served(parts, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidArgument("Send prompt, or messages.", reason=FIELD_MISSING, field="prompt")
-        variables, tools = asked.template_variables(), asked.tool_data()
+        variables, tools = asked.template_variables(), await asked.tool_data()
         if asked.messages is None and (variables or tools):
             raise InvalidArgument(
                 "Fields of a chat need messages; a prompt is taken as it is.", reason=FIELDS_CONFLICT, field="prompt"
             )
         given: str | Conversation = asked.prompt or ""
         if asked.messages is not None:
-            given = fitted_chat(parts.tokenizer, asked.template_data(), tools, variables), tools, variables
+            messages = await fitted_chat(parts.tokenizer, await asked.template_data(), tools, variables)
+            given = messages, tools, variables
         answer = await parts.tokenizer.tokenized(
             given,
             context_of(request.scope).tenant,

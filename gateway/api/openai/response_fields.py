@@ -10,6 +10,7 @@ from pydantic import Field
 from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, content_of, parsed_arguments
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, reasoning_variables
 from gateway.text.chat_messages import MAX_MESSAGES, said_in
+from gateway.work.pieces import in_pieces
 from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 
 
@@ -60,18 +61,22 @@ class InputItem(Fields):
         return said_in(content_of(self.content or self.summary or ""))
 
 
-def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
+async def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     """The items as messages of a chat."""
     messages, reasoning = list[dict[str, Any]](), ""
-    for item in items:
+
+    def add(item: InputItem) -> None:
+        nonlocal reasoning
         data = item.as_template_data()
         if data is None:
             reasoning = item.reasoned
-            continue
+            return
         if reasoning and data["role"] == "assistant":
             data["reasoning_content"] = reasoning
         messages.append(data)
         reasoning = ""
+
+    await in_pieces(add, items)
     return messages
 
 
@@ -184,10 +189,14 @@ class ResponseRequest(ResponseTokensRequest):
             self.response_format = _response_format(self.text.format)
         self.max_tokens = self.max_output_tokens or self.max_tokens
 
-    def returned(self) -> dict[str, Any]:
+    async def returned(self) -> dict[str, Any]:
         """What the response gives back of the request. Raises InvalidArgument for what is nested too deeply."""
+        written: dict[str, Any] = {"exclude_unset": True, "by_alias": True, "mode": "json"}
         try:
-            return self.model_dump(include=set(RETURNED), exclude_unset=True, by_alias=True, mode="json")
+            asked = self.model_dump(include=set(RETURNED) - {"tools"}, **written)
+            if self.tools is not None:
+                asked["tools"] = await in_pieces(lambda tool: tool.model_dump(**written), self.tools)
+            return asked
         except ValueError as error:
             raise InvalidArgument(
                 "The request is nested too deeply; make its tools flatter.",

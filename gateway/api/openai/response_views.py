@@ -13,6 +13,7 @@ from gateway.api.openai.chat import logprob_entry
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.sessions.output_stream import Event
 from gateway.text.chat_messages import said_in, texts_in
+from gateway.work.pieces import in_pieces
 from slipstream.errors import NotFound
 from slipstream.v1 import gateway_pb2
 
@@ -97,37 +98,40 @@ def _last_of(entries: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any
     return list(entries[at:])
 
 
-def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+async def input_items(session: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation up to a response as its input items, in order."""
+    found = await in_pieces(lambda each: _items_of(session, *each), enumerate(messages))
+    return [item for items in found for item in items]
+
+
+def _items_of(session: str, place: int, message: dict[str, Any]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
-    for place, message in enumerate(messages):
-        id, role, texts = f"{INPUT_PREFIX}{session}_{place}", message["role"], texts_in(message.get("content"))
-        if role == "tool":
-            call, output = message.get("tool_call_id") or "", said_in(message.get("content"))
-            item = {"type": "function_call_output", "call_id": call, "output": output, "status": "completed"}
-            items.append({"id": id, **item})
-            continue
-        if reasoning := message.get("reasoning_content"):
-            part = {"type": "reasoning_text", "text": reasoning}
-            known = {"id": f"{REASONING_PREFIX}{session}_{place}", "type": "reasoning", "status": "completed"}
-            items.append({**known, "summary": [], "content": [part]})
-        if any(texts) or not message.get("tool_calls"):
-            own: dict[str, Any] = {"type": "input_text"}
-            if role == "assistant":
-                own = {"type": "output_text", "annotations": []}
-            content = [own | {"text": text} for text in texts or [""]]
-            items.append({"id": id, "type": "message", "role": role, "status": "completed", "content": content})
-        for number, call in enumerate(message.get("tool_calls") or ()):
-            items.append(
-                {
-                    "id": f"{id}_{number}",
-                    "type": "function_call",
-                    "call_id": call.get("id") or "",
-                    "name": call["function"]["name"],
-                    "arguments": _arguments(call["function"]["arguments"]),
-                    "status": "completed",
-                }
-            )
+    id, role, texts = f"{INPUT_PREFIX}{session}_{place}", message["role"], texts_in(message.get("content"))
+    if role == "tool":
+        call, output = message.get("tool_call_id") or "", said_in(message.get("content"))
+        item = {"type": "function_call_output", "call_id": call, "output": output, "status": "completed"}
+        return [{"id": id, **item}]
+    if reasoning := message.get("reasoning_content"):
+        part = {"type": "reasoning_text", "text": reasoning}
+        known = {"id": f"{REASONING_PREFIX}{session}_{place}", "type": "reasoning", "status": "completed"}
+        items.append({**known, "summary": [], "content": [part]})
+    if any(texts) or not message.get("tool_calls"):
+        own: dict[str, Any] = {"type": "input_text"}
+        if role == "assistant":
+            own = {"type": "output_text", "annotations": []}
+        content = [own | {"text": text} for text in texts or [""]]
+        items.append({"id": id, "type": "message", "role": role, "status": "completed", "content": content})
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        items.append(
+            {
+                "id": f"{id}_{number}",
+                "type": "function_call",
+                "call_id": call.get("id") or "",
+                "name": call["function"]["name"],
+                "arguments": _arguments(call["function"]["arguments"]),
+                "status": "completed",
+            }
+        )
     return items
 
 

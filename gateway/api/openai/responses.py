@@ -13,7 +13,7 @@ import re
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -46,7 +46,9 @@ from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send
 from gateway.text.answers.formats import AnswerFormat
 from gateway.text.chat_messages import MAX_MESSAGES
+from gateway.text.json_body import put_together
 from gateway.text.worker import inflated
+from gateway.work.pieces import in_pieces, json_in_pieces
 from slipstream.errors import TOO_MANY_ITEMS, InvalidArgument, NotFound
 from slipstream.v1 import gateway_pb2, verifier_pb2
 
@@ -104,12 +106,12 @@ def routes(parts: HttpDependencies) -> APIRouter:
             last=messages[-1] if messages else None,
         )
         plan = plan_of(parts.tokenizer, parts.config, wish)
-        conversation = fitted_chat(parts.tokenizer, [*asked.system_data(), *messages], tools, variables)
-        prompt = chat_of(parts.tokenizer, conversation, tools, variables)
+        conversation = await fitted_chat(parts.tokenizer, [*asked.system_data(), *messages], tools, variables)
+        prompt = await chat_of(parts.tokenizer, conversation, tools, variables)
         wanted = asked.to_generate(None, 0, plan)
         stored = StoredResponse(
             *(int(time.time()), plan.format, asked.metadata or {}, messages, asked.previous_response_id),
-            asked=asked.returned(),
+            asked=await asked.returned(),
         )
         if asked.wants_logprobs:
             wanted.logprobs, wanted.top_logprobs = True, asked.top_logprobs or 0
@@ -137,7 +139,7 @@ def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
         tenant, tools, variables = context_of(request.scope).tenant, asked.tool_data(), asked.template_variables()
         before = await _conversation(parts, asked.previous_response_id, tenant) if asked.previous_response_id else []
         messages = [*asked.system_data(), *before, *await _messages(parts, asked.input, tenant)]
-        conversation = fitted_chat(parts.tokenizer, messages, tools, variables)
+        conversation = await fitted_chat(parts.tokenizer, messages, tools, variables)
         tokens = await parts.tokenizer.encode_chat(conversation, tools, variables, tenant=tenant)
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
@@ -179,7 +181,7 @@ def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
     ) -> dict[str, Any]:
         """The conversation up to the response, as items."""
         session, stored = await _stored(parts, name, context_of(request.scope).tenant)
-        items = input_items(session.key.id, stored.messages)
+        items = await input_items(session.key.id, stored.messages)
         return page_of(items[::-1] if order == "desc" else items, limit, after)
 
 
@@ -206,8 +208,10 @@ async def _messages(parts: HttpDependencies, input: Input, tenant: Tenant) -> li
     that this tenant has stored, InvalidArgument for items of too many responses."""
     if isinstance(input, str):
         return [{"role": "user", "content": input}]
-    named = {item.reference for item in input if item.reference is not None}
-    sessions = {found[1] for name in named if (found := re.fullmatch(ITEM_ID, name or ""))}
+    references = await in_pieces(lambda item: item.reference, input)
+    named = {name for name in references if name is not None}
+    found = await in_pieces(lambda name: re.fullmatch(ITEM_ID, name), named)
+    sessions = {each[1] for each in found if each}
     if len(sessions) > MAX_REFERRED:
         raise InvalidArgument(
             f"The input refers to items of {len(sessions)} responses; at most {MAX_REFERRED} are read.",
@@ -223,7 +227,9 @@ async def _messages(parts: HttpDependencies, input: Input, tenant: Tenant) -> li
             reason="NO_ITEM",
             field="input",
         )
-    return messages_of(item if item.reference is None else by_id[item.reference] for item in input)
+    return await messages_of(
+        item if name is None else by_id[name] for item, name in zip(input, references, strict=True)
+    )
 
 
 async def _items(parts: HttpDependencies, session_id: str, tenant: Tenant) -> list[InputItem]:
@@ -233,7 +239,8 @@ async def _items(parts: HttpDependencies, session_id: str, tenant: Tenant) -> li
         output = (await _read(parts, session_id, stored, tenant))["output"]
     except NotFound:
         return []
-    return [InputItem.model_validate(item) for item in (*input_items(session_id, stored.messages), *output)]
+    items = [*await input_items(session_id, stored.messages), *output]
+    return await in_pieces(InputItem.model_validate, items)
 
 
 async def _read(parts: HttpDependencies, session_id: str, stored: StoredResponse, tenant: Tenant) -> dict[str, Any]:
@@ -258,7 +265,7 @@ async def _stored(
 
 async def _pack(parts: HttpDependencies, stored: StoredResponse, tenant: Tenant) -> bytes:
     """What is kept with a response. Raises what `written` raises."""
-    written = stored.written(StoredLimits.of(parts.config.max_prompt_bytes))
+    written = await stored.written(StoredLimits.of(parts.config.max_prompt_bytes))
     if len(written) < AT_ONCE:
         return zlib.compress(written)
     return bytes((await parts.work.run(tenant, "deflate", written)).body)
@@ -267,9 +274,10 @@ async def _pack(parts: HttpDependencies, stored: StoredResponse, tenant: Tenant)
 async def _unpack(parts: HttpDependencies, kept: bytes, tenant: Tenant) -> StoredResponse:
     """Raises what `read_stored` raises."""
     limits, written = StoredLimits.of(parts.config.max_prompt_bytes), inflated(kept, AT_ONCE)
-    if len(written) > AT_ONCE:
-        written = bytes((await parts.work.run(tenant, "inflate", kept, most=limits.size)).body)
-    return read_stored(written, limits)
+    if len(written) <= AT_ONCE:
+        return read_stored(written, limits)
+    result = await parts.work.run(tenant, "inflate", kept, most=limits.size, most_values=limits.values)
+    return stored_of(await put_together(result) if "sizes" in result.head else None)
 
 
 async def _conversation(parts: HttpDependencies, name: str, tenant: Tenant) -> list[dict[str, Any]]:
@@ -290,7 +298,7 @@ async def _conversation(parts: HttpDependencies, name: str, tenant: Tenant) -> l
     for event in events:
         made.read(event)
     output = [InputItem.model_validate(item) for item in made.whole()["output"]]
-    return [*stored.messages, *messages_of(output)]
+    return [*stored.messages, *await messages_of(output)]
 
 
 async def _resume(parts: HttpDependencies, session_id: str, context: RequestContext, send: Send) -> None:
@@ -411,10 +419,10 @@ class StoredResponse:
     asked: dict[str, Any] = field(default_factory=dict)
     """What the response gives back of its request."""
 
-    def written(self, limits: StoredLimits) -> bytes:
+    async def written(self, limits: StoredLimits) -> bytes:
         """As JSON. Raises InvalidArgument for a conversation above the limits."""
         values = {each.name: getattr(self, each.name) for each in fields(self)} | {"format": asdict(self.format)}
-        written = json.dumps(values, ensure_ascii=False).encode()
+        written = await json_in_pieces(values, ascii=False)
         if not limits.hold(written):
             raise InvalidArgument(
                 f"The conversation is above {limits.size} bytes or {limits.values} commas and brackets; begin another "
@@ -431,9 +439,17 @@ _READER = TypeAdapter(StoredResponse)
 def read_stored(written: bytes, limits: StoredLimits) -> StoredResponse:
     """Raises NotFound for a session that is no response, and for more than the limits before anything is parsed."""
     try:
-        if not limits.hold(written):
-            raise ValueError("above the limits")
-        stored = _READER.validate_json(written)
-    except (ValueError, KeyError):  # without what was read, which may be anybody's text
+        return stored_of(json.loads(written) if limits.hold(written) else None)
+    except (ValueError, RecursionError):  # without what was read, which may be anybody's text
         raise NotFound("There is no such response.", reason="NO_RESPONSE") from None
-    return stored
+
+
+def stored_of(value: Any) -> StoredResponse:
+    """Raises NotFound for a value that is no response's."""
+    try:
+        messages = value["messages"]
+        if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+            raise ValueError("no messages")
+        return replace(_READER.validate_python({**value, "messages": []}), messages=messages)
+    except (ValueError, KeyError, TypeError):
+        raise NotFound("There is no such response.", reason="NO_RESPONSE") from None

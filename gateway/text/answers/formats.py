@@ -198,16 +198,15 @@ def nine_characters(id: str) -> str:
     return digits
 
 
-def fitted(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
-    """The messages as this template reads them: Mistral's refuses ids that are not its own, gpt-oss's a content and
-    reasoning beside calls, and DeepSeek's joins texts where others have a content or none, and an object."""
+def fitting(template: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
+    """What makes a message one as this template reads it: Mistral's refuses ids that are not its own, gpt-oss's a
+    content and reasoning beside calls, and DeepSeek's joins texts where others have a content or none, and an object.
+    None: it reads them all as they are."""
     if json_calls.TOOL_CALLS in template:
-        return [_with_nine(message) for message in messages]
+        return _with_nine
     if thought_format(template) == HARMONY:
-        return [_with_one_thought(message) for message in messages]
-    if _JOINS.search(template):
-        return [_with_texts(message) for message in messages]
-    return list(messages)
+        return _with_one_thought
+    return _with_texts if _JOINS.search(template) else None
 
 
 _JOINS = re.compile(r"\+\s*\w[\w.\[\]'\"]*\barguments['\"\]]*\s*(\+|-?\}\})")

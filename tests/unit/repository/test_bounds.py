@@ -48,7 +48,11 @@ CONTAINER_ROWS: dict[tuple[str, str], Row] = {
         "in all; the origin with the most loses its idle ones",
     ),
     ("gateway/auth/api_keys.py", "OrderedDict"): (1, "FailedAttempts, by origin", "ORIGINS, the eldest goes"),
-    ("gateway/auth/loop_turns.py", "deque"): (2, "ReadyCallbacks", "by the tasks of each tenant, which take turns"),
+    ("gateway/auth/loop_turns.py", "deque"): (
+        3,
+        "ReadyCallbacks, and sockets that are ready",
+        "by the tasks of each tenant, which take turns; by the connections",
+    ),
     ("gateway/auth/loop_turns.py", "OrderedDict"): (1, "ReadyCallbacks, by tenant", "by the keys; none is empty"),
     ("gateway/routing/router.py", "OrderedDict"): (1, "prefixes of each worker", "in count; it decides speed alone"),
     ("gateway/sessions/ownership.py", "WeakValueDictionary"): (

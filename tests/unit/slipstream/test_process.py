@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from slipstream.process import ALLOCATOR
 
 ROLE = """
 import asyncio, logging, os, signal, sys
@@ -69,3 +72,31 @@ subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).st
         timeout=120,
     )
     assert ended.stderr == "the process ends: the one that started it is gone\n"
+
+
+KEEPING = """
+import sys
+from slipstream.process import return_memory
+if sys.argv[1] == "returning":
+    return_memory()
+def held_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+before, kept = held_mib(), []
+for _ in range(100):
+    large = [b"x" * (1 << 20) for _ in range(2)]
+    kept.append((b"x" * (1 << 17), large))
+kept = [small for small, _ in kept]
+del large
+print(held_mib() - before)
+"""
+LARGE_MIB = 200
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
+def test_large_buffers_go_back_to_the_kernel_although_small_ones_behind_them_stay() -> None:
+    held = {}
+    for how in ("keeping", "returning"):
+        command = [sys.executable, "-c", KEEPING, how]
+        held[how] = int(subprocess.run(command, env=os.environ | ALLOCATOR, stdout=subprocess.PIPE, check=True).stdout)
+    assert held["keeping"] > LARGE_MIB
+    assert held["returning"] < LARGE_MIB / 4

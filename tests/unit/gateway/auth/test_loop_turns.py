@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from gateway.auth.loop_turns import OWN, PASS, TENANT, ReadyCallbacks, take_turns
+from gateway.auth import loop_turns
+from gateway.auth.loop_turns import FEW, OWN, PASS, TENANT, FairLoop, ReadyCallbacks, WaitingCallback
 
 REQUESTS, STEPS = 256, 20
 
 
 @contextmanager
 def loop_of(turns: bool) -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    if turns:
-        take_turns(loop)
+    loop = FairLoop() if turns else asyncio.new_event_loop()
     try:
         yield loop
     finally:
@@ -104,25 +105,97 @@ def test_each_tenant_s_callbacks_run_in_their_order_and_none_is_lost() -> None:
 
 def test_callbacks_of_no_tenant_starve_none() -> None:
     ready = ReadyCallbacks()
-    loop = asyncio.new_event_loop()
-    own = [asyncio.Handle(print, (), loop) for _ in range(100)]
-    TENANT.set("a")
-    theirs = asyncio.Handle(print, (), loop)
-    for handle in (*own, theirs):
-        ready.append(handle)
-    assert [ready.popleft() for _ in range(OWN + 1)] == [*own[:OWN], theirs]
-    assert len(ready) == PASS
-    loop.close()
+    for number in range(100):
+        ready.append("", number)
+    ready.append("a", "theirs")
+    assert [ready.popleft() for _ in range(OWN + 1)] == [*range(OWN), "theirs"]
+    assert len(ready) == 100 - OWN
 
 
-def test_what_was_ready_before_runs() -> None:
+def test_sockets_are_read_a_few_at_a_time_and_each_before_any_again() -> None:
+    read: list[int] = []
+    passes: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pairs = [socket.socketpair() for _ in range(5 * FEW)]
+        for number, (ours, theirs) in enumerate(pairs):
+            ours.setblocking(False)
+            theirs.send(b"x" * 3)
+            loop.add_reader(ours, lambda ours=ours, number=number: (ours.recv(1), read.append(number)))
+        while len(read) < 3 * len(pairs):
+            before = len(read)
+            await asyncio.sleep(0)
+            passes.append(len(read) - before)
+        for ours, theirs in pairs:
+            loop.remove_reader(ours)
+            ours.close()
+            theirs.close()
+
+    with loop_of(True) as loop:
+        loop.run_until_complete(main())
+    assert max(passes) <= FEW
+    for turn in range(3):
+        assert sorted(read[turn * 5 * FEW :][: 5 * FEW]) == list(range(5 * FEW))
+
+
+def test_a_socket_that_was_closed_before_its_turn_is_not_read() -> None:
+    read: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pairs = [socket.socketpair() for _ in range(3 * FEW)]
+
+        def take(number: int) -> None:
+            read.append(number)
+            for ours, _ in pairs:
+                loop.remove_reader(ours)
+
+        for number, (ours, theirs) in enumerate(pairs):
+            theirs.send(b"x")
+            loop.add_reader(ours, take, number)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        for pair in pairs:
+            for each in pair:
+                each.close()
+
+    with loop_of(True) as loop:
+        loop.run_until_complete(main())
+    assert 1 <= len(read) <= FEW
+
+
+def test_a_cancelled_callback_does_not_run_and_one_that_fails_is_reported() -> None:
     ran: list[int] = []
-    loop = asyncio.new_event_loop()
-    loop.call_soon(ran.append, 1)
-    take_turns(loop)
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    assert ran == [1]
+    failed: list[BaseException] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
+        loop.call_soon(ran.append, 1).cancel()
+        loop.call_soon(int, "x")
+        loop.call_soon(ran.append, 2)
+        await asyncio.sleep(0.01)
+
+    with loop_of(True) as loop:
+        loop.run_until_complete(main())
+    assert ran == [2] and [type(each) for each in failed] == [ValueError]
+
+
+def test_nothing_private_to_asyncio_is_touched() -> None:
+    source = ast.parse(Path(loop_turns.__file__).read_text("utf-8"))
+    own = {each.name for each in ast.walk(source) if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+    own |= {
+        each.attr for each in ast.walk(source) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+    }
+    private = {each.attr for each in ast.walk(source) if isinstance(each, ast.Attribute) and each.attr[0] == "_"}
+    assert {name for name in private if not name.startswith("__")} <= own
+    base, fair = asyncio.new_event_loop(), FairLoop()
+    for mine, theirs in ((vars(FairLoop), dir(base)), (vars(WaitingCallback), dir(asyncio.Handle))):
+        assert not {name for name in mine if name[0] == "_" and not name.startswith("__")} & set(theirs)
+    assert vars(fair).keys() - vars(base).keys() == {"_turns", "_turns_scheduled", "_nobody"}
+    base.close()
+    fair.close()
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.auth.tenant import OPEN
-from gateway.requests.texts import message_of
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
+from gateway.text.worker import _Texts
 from slipstream.errors import SlipstreamError
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.tokenizer.vocabulary import load_tokenizer
@@ -39,7 +39,7 @@ async def test_no_conversation_has_fewer_tokens_than_it_is_said_to_have(tmp_path
     tokenizer = of(tmp_path, CORPUS[name])
     several = [said("system", "x" * 50), *[said("user", "a"), said("assistant", "b")] * 3, said("system", "y")]
     for messages in (*CONVERSATIONS.values(), several):
-        least = tokenizer.least_chat_tokens(messages)
+        least = await tokenizer.least_chat_tokens(messages)
         try:
             tokens = await tokenizer.encode_chat(messages, tenant=OPEN)
         except SlipstreamError:  # the template refuses it
@@ -48,45 +48,47 @@ async def test_no_conversation_has_fewer_tokens_than_it_is_said_to_have(tmp_path
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_what_users_say_counts_whatever_published_template_there_is(tmp_path: Path, name: str) -> None:
+async def test_what_users_say_counts_whatever_published_template_there_is(tmp_path: Path, name: str) -> None:
     tokenizer = of(tmp_path, CORPUS[name])
     long = [said("user", "  " + "long " * 1000), said("assistant", "-"), said("user", "?")]
-    assert tokenizer.least_chat_tokens(long) >= (4999 + 1) / tokenizer.longest_token
+    assert await tokenizer.least_chat_tokens(long) >= (4999 + 1) / tokenizer.longest_token
 
 
 @pytest.mark.parametrize("template", [LAST_ONLY, SHORTENED], ids=["last messages alone", "beginnings alone"])
-def test_where_a_template_leaves_texts_out_nothing_is_counted(tmp_path: Path, template: str) -> None:
-    assert of(tmp_path, template).least_chat_tokens([said("user", "long " * 1000)] * 3) == 1
+async def test_where_a_template_leaves_texts_out_nothing_is_counted(tmp_path: Path, template: str) -> None:
+    assert await of(tmp_path, template).least_chat_tokens([said("user", "long " * 1000)] * 3) == 1
 
 
-def test_a_template_for_tools_is_asked_apart(tmp_path: Path) -> None:
+async def test_a_template_for_tools_is_asked_apart(tmp_path: Path) -> None:
     tokenizer = of(tmp_path, {"default": CORPUS["ChatML"], "tool_use": LAST_ONLY})
     messages = [said("user", "long " * 1000)] * 3
-    assert tokenizer.least_chat_tokens(messages) > 1 == tokenizer.least_chat_tokens(messages, TOOLS)
+    assert await tokenizer.least_chat_tokens(messages) > 1 == await tokenizer.least_chat_tokens(messages, TOOLS)
 
 
-def test_several_messages_of_the_system_count_for_nothing(tmp_path: Path) -> None:
+async def test_several_messages_of_the_system_count_for_nothing(tmp_path: Path) -> None:
     tokenizer = of(tmp_path, DEEPSEEK)
     system = said("system", "long " * 1000)
-    assert tokenizer.least_chat_tokens([system, said("user", "?")]) > 4000 / tokenizer.longest_token
-    assert tokenizer.least_chat_tokens([system, system, said("user", "?")]) == 1
+    assert await tokenizer.least_chat_tokens([system, said("user", "?")]) > 4000 / tokenizer.longest_token
+    assert await tokenizer.least_chat_tokens([system, system, said("user", "?")]) == 1
 
 
-def test_nothing_of_the_conversation_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_of_the_conversation_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = of(tmp_path, CORPUS["ChatML"])
-    tokenizer.least_chat_tokens([said("user", "?")])
+    await tokenizer.least_chat_tokens([said("user", "?")])
     monkeypatch.delattr(ChatTemplate, "render")
-    messages = [gateway_pb2.ChatMessage(role="user", content="long " * 100)] * 100
-    assert message_of(tokenizer, gateway_pb2.Chat(messages=messages)).least > 40_000 / tokenizer.longest_token
+    messages = [said("user", "long " * 100)] * 100
+    assert await tokenizer.least_chat_tokens(messages) > 40_000 / tokenizer.longest_token
+    texts = _Texts(tokenizer.encoding)
+    assert texts.least_tokens(gateway_pb2.Chat(messages=messages)) > 40_000 / tokenizer.longest_token  # type: ignore[arg-type]
 
 
-def test_what_another_template_may_write_is_not_counted(tmp_path: Path) -> None:
+async def test_what_another_template_may_write_is_not_counted(tmp_path: Path) -> None:
     tokenizer = of(tmp_path, CORPUS["ChatML"])
     chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content="long " * 100)])
     chat.template_variables_json = '{"chat_template": "other"}'
-    assert message_of(tokenizer, chat).least == 1
+    assert _Texts(tokenizer.encoding).least_tokens(chat) == 1
 
 
-def test_without_a_template_the_refusal_is_the_rendering_s(tmp_path: Path) -> None:
+async def test_without_a_template_the_refusal_is_the_rendering_s(tmp_path: Path) -> None:
     tokenizer = Tokenizer(load_tokenizer(str(toy_tokenizer(tmp_path))), 1 << 20)
-    assert tokenizer.least_chat_tokens([said("user", "?")]) == 1
+    assert await tokenizer.least_chat_tokens([said("user", "?")]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.text import json_body
-from gateway.text.json_body import LONG, put_together, take_apart
+from gateway.text.json_body import FEW, LONG, MOST_OF_ONE, PIECE_VALUES, put_together, take_apart
 from slipstream.errors import InvalidArgument
 
 MOST = 1 << 20
@@ -25,6 +26,10 @@ VALUES = st.recursive(
 FIELDS = st.fixed_dictionaries({"prompt": VALUES, "tokens": IDS, "other": VALUES})
 
 
+def back(body: bytes) -> Any:
+    return asyncio.run(put_together(take_apart(body, MOST)))
+
+
 def plain(value: Any) -> Any:
     """The value with lists in the place of arrays."""
     if isinstance(value, dict):
@@ -34,17 +39,17 @@ def plain(value: Any) -> Any:
 
 @given(value=VALUES | FIELDS)
 def test_a_value_comes_back(value: Any) -> None:
-    assert plain(put_together(take_apart(json.dumps(value).encode(), MOST))) == value
+    assert plain(back(json.dumps(value).encode())) == value
 
 
 def test_long_lists_of_token_ids_are_packed_where_they_may_stand_and_nowhere_else() -> None:
     ids = list(range(LONG))
     value = {"prompt": [ids, ids], "tokens": ids, "metadata": ids, "more": [2**32, *ids], "other": [-1, *ids]}
-    back = put_together(take_apart(json.dumps(value).encode(), MOST))
-    assert [type(each) for each in (*back["prompt"], back["tokens"])] == [array] * 3
-    assert [type(back[name]) for name in ("metadata", "more", "other")] == [list] * 3
+    made = back(json.dumps(value).encode())
+    assert [type(each) for each in (*made["prompt"], made["tokens"])] == [array] * 3
+    assert [type(made[name]) for name in ("metadata", "more", "other")] == [list] * 3
     for wrong in ([True] * LONG, [1.0] * LONG, [-1] * LONG, [2**32] * LONG, [None] * LONG):
-        assert put_together(take_apart(json.dumps({"prompt": wrong}).encode(), MOST)) == {"prompt": wrong}
+        assert back(json.dumps({"prompt": wrong}).encode()) == {"prompt": wrong}
 
 
 @pytest.mark.parametrize(
@@ -64,9 +69,8 @@ def test_what_is_wrong_with_a_body_is_returned(body: bytes, fault: Any) -> None:
 def test_values_are_counted_before_anything_is_parsed_and_again_without_long_texts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(json_body, "MOST_VALUES", 100)
-    assert "sizes" in take_apart(json.dumps({"prompt": "," * 1000, "tokens": [1] * 1000}).encode(), 2010).head
-    assert "101" not in take_apart(json.dumps({"prompt": [[1]] * 101}).encode(), 2000).head["values"]
+    assert "sizes" in take_apart(json.dumps({"prompt": "," * 1000, "tokens": [1] * 1000}).encode(), 2010, 100).head
+    assert "101" not in take_apart(json.dumps({"prompt": [[1]] * 101}).encode(), 2000, 100).head["values"]
     monkeypatch.setattr(json_body, "json", None)
     assert "values" in take_apart(b"[" + b"1," * 2000 + b"1]", 2000).head
 
@@ -74,3 +78,41 @@ def test_values_are_counted_before_anything_is_parsed_and_again_without_long_tex
 def test_a_body_nested_too_deeply_is_refused_by_the_process_that_reads_it() -> None:
     with pytest.raises((RecursionError, InvalidArgument)):
         take_apart(b"[" * 3000 + b"]" * 3000, MOST)
+
+
+def test_long_lists_come_in_pieces_of_few_values_and_other_requests_have_their_turn_between_them() -> None:
+    messages = [{"role": "user", "content": "x" * (LONG if number % 100 == 0 else 1)} for number in range(5000)]
+    value = {"model": "m", "messages": messages, "n": 1, "tools": [{"name": "f"}] * (FEW + 1), "stop": ["a"]}
+    result = take_apart(json.dumps(value).encode(), MOST)
+    pieces = [(name, *sizes) for name, *sizes in result.head["sizes"]]
+    assert [name for name, *_ in pieces] == [None, *["messages"] * (len(pieces) - 2), "tools"]
+    assert len(pieces) > 5000 * 3 / (PIECE_VALUES + 3)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> Any:
+        task = asyncio.create_task(others())
+        made = await put_together(result)
+        task.cancel()
+        return made
+
+    assert list(asyncio.run(main()).items()) == list(value.items())
+    assert turns >= len(pieces) - 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": [{"content": [1] * MOST_OF_ONE}] * 20},
+        {"metadata": [[1] * 10] * 2, "kwargs": {"x": [1] * MOST_OF_ONE}},
+        {"messages": [{"function": {"arguments": json.dumps({"x": [1] * MOST_OF_ONE})}}]},
+    ],
+    ids=["an element", "the rest", "arguments"],
+)
+def test_one_value_of_very_many_is_refused(value: Any) -> None:
+    assert str(MOST_OF_ONE) in take_apart(json.dumps(value).encode(), MOST).head["values"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from gateway.text.answers.formats import (
     AnswerFormat,
     answer_format,
     call_format,
-    fitted,
+    fitting,
     nine_characters,
     thought_format,
 )
@@ -100,8 +101,13 @@ SAID = [
 ]
 
 
+def fitted(messages: Sequence[Any], template: str) -> list[Any]:
+    fit = fitting(template)
+    return [*messages] if fit is None else [*map(fit, messages)]
+
+
 def test_messages_of_a_conversation_fit_the_template() -> None:
-    assert fitted(SAID, TEMPLATES[HERMES]) == SAID
+    assert fitting(TEMPLATES[HERMES]) is None
     called, result = fitted(SAID, TEMPLATES[MISTRAL])
     assert called["tool_calls"][0]["id"] == result["tool_call_id"] == nine_characters("call_1")
     assert as_template_reads(fitted(SAID, TEMPLATES[HARMONY])[0])["thinking"] == "Hm."
