@@ -42,6 +42,8 @@ _SHARED: dict[str, Any] = {
     "hidden_size_per_layer_input": 8,
     **_SWA,
 }
+_THREE_HEADS: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 3}
+"""Slopes of ALiBi follow another rule where heads are no power of two."""
 _MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,6 +70,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4": ("Gemma4TextConfig", {"global_head_dim": 32, "num_global_key_value_heads": 2, **_SHARED}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 16, "layer_types": _TYPES, "rope_parameters": _ROPE, **_SWA, **_MOE}),
+    "falcon": ("FalconConfig", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_multi_query": ("FalconConfig", {"multi_query": True, "bias": True}),
+    "falcon_alibi": ("FalconConfig", {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}),
+    "bloom": ("BloomConfig", _THREE_HEADS),
+    "mpt": ("MptConfig", {"max_seq_len": 512, "attn_config": {"clip_qkv": 2.0}, **_THREE_HEADS}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {"attention_types": [[["local", "global"], 1], [["local"], 1]], "window_size": WINDOW},
+    ),
+    "gpt_neox_japanese": ("GPTNeoXJapaneseConfig", {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
+    "xglm": ("XGLMConfig", {"d_model": 64, "ffn_dim": 96, "num_layers": 3, "attention_heads": 4}),
+    "openai_gpt": ("OpenAIGPTConfig", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}),
+    "rembert": ("RemBertConfig", {"is_decoder": True}),
+    "megatron_bert": ("MegatronBertConfig", {"is_decoder": True}),
 }
 
 UNEVEN = {"gemma3n": "matmul"}
