@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors import safe_open
@@ -89,6 +90,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 UNEVEN = {"gemma3n": "matmul"}
 """Families of the library's path whose rows may depend on the others of a pass, and the operator of torch that is left:
 Gemma 3n mixes its residual streams by products of two activations."""
+
+
+SELDOM = frozenset({"falcon_multi_query", "gpt_neox_japanese", "xglm", "openai_gpt", "rembert", "megatron_bert"})
+"""Families that few serve: the long suite has them. Each part of what serves them is another family's too."""
+ALL = [pytest.param(family, marks=pytest.mark.slow if family in SELDOM else ()) for family in FAMILIES]
+"""All families, as a test's parameters."""
 
 
 def common() -> dict[str, Any]:
