@@ -83,8 +83,9 @@ def choice_grammar(texts: list[str]) -> str:
 
 
 def supported_schema(schema: Any, names: bool = False, root: Any = None) -> Any:
-    """`schema` in keys that the library has: without formats of strings that nothing constrains, and with `propertyNames`
-    as properties. `names`: its keys are names of properties; `root`: of references, None for `schema` itself."""
+    """`schema` in keys that the library has: without formats of strings that nothing constrains, and with
+    `propertyNames` as properties. `names`: its keys are names of properties; `root`: of references, None for `schema`
+    itself."""
     root = schema if root is None else root
     if isinstance(schema, list):
         return [supported_schema(each, root=root) for each in schema]

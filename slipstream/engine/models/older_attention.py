@@ -1,13 +1,13 @@
 """Attention layers of modelling code that is older than the library's attention interface, made to call it.
 
-Such a layer computes its scores itself, in one of a dozen ways. `OlderAttention` stands where the library's layer stood.
-In a planned pass it takes queries, keys and values from the layer's own parts and lets the step attend; in any other
+Such a layer computes its scores itself, in one of a dozen ways. `OlderAttention` stands where the library's layer
+stood. In a planned pass it takes queries, keys and values from the layer's own parts and lets the step attend; in any other
 pass the library's layer computes everything, which is what a trial compares with.
 
 ALiBi (Press et al. 2021, arXiv 2108.12409) adds to a score what depends on the head and the key's position. That is a
-product too: keys get more numbers, their bias in parts that add up to it, and queries ones. So no attention of ours has
-to know of it, and a row's bits depend on what they depend on elsewhere. The query's own bias is taken off, which softmax
-does not see: far from the beginning of a text scores stay as small, and so as exact, as at its beginning.
+product too: keys get more numbers, their bias in parts that add up to it, and queries ones. So no attention of ours
+has to know of it, and a row's bits depend on what they depend on elsewhere. The query's own bias is taken off, which
+softmax does not see: far from the beginning of a text scores stay as small, and so as exact, as at its beginning.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Older(NamedTuple):
 
 
 OLDER: Mapping[str, Older] = {
-    # Falcon's eager pass adds ALiBi's bias to the mask and to the scores; the one that the library takes by itself, once.
+    # Falcon's eager pass adds ALiBi's bias twice, to mask and scores; the one that the library takes by itself, once.
     "falcon": Older("FalconAttention", Falcon, "sdpa"),
     "bloom": Older("BloomAttention", Bloom),
     "mpt": Older("MptAttention", Mpt),

@@ -60,8 +60,8 @@ class Played:
 
 class Rehearsal:
     def __init__(self, vocabulary_size: int, length: int, seed: int, *, by_order: bool = False) -> None:
-        """`length` bounds positions, and is LONGEST_NEAR at least. Tokens are drawn by `seed`. `by_order`: the far text's
-        positions are those of its tokens, because the library takes no others."""
+        """`length` bounds positions, and is LONGEST_NEAR at least. Tokens are drawn by `seed`. `by_order`: positions of
+        the far text are those of its tokens, because the library takes no others."""
         draw = torch.Generator().manual_seed(seed)
         tokens = torch.randint(vocabulary_size, (PROMPT + len(PARENTS) + 2 + 64,), generator=draw).tolist()
         self.prompt, rest = tokens[:PROMPT], tokens[PROMPT:]

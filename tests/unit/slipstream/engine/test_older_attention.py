@@ -45,9 +45,7 @@ def library_bias(family: str, heads: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["bloom", "mpt", "falcon_alibi"])
-def test_the_product_has_the_library_s_bias_at_every_position(
-    family: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_the_product_has_the_library_s_bias_at_every_position(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     layer = layers(adapted(family, tmp_path))[0]
     heads = len(layer.slopes)
     positions = torch.tensor([0, 1, 2, 3, 255, 257, 4097, 65_535, LENGTH - 2, LENGTH - 1])

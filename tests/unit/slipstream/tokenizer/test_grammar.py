@@ -258,7 +258,8 @@ def test_names_of_properties_are_held_to_what_is_said_of_them(
 
 
 @pytest.mark.parametrize(
-    "names", [{"minLength": 2}, {"$ref": "#/nowhere"}, {"type": "integer"}, {"enum": "ab"}, {"pattern": "^a", "enum": []}, 3]
+    "names",
+    [{"minLength": 2}, {"$ref": "#/nowhere"}, {"type": "integer"}, {"enum": "ab"}, {"pattern": "^a", "enum": []}, 3],
 )
 def test_what_cannot_be_said_of_names_is_refused_by_the_key(names: Any) -> None:
     with pytest.raises(InvalidArgument, match="propertyNames"):
