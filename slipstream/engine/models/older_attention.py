@@ -1,8 +1,8 @@
 """Attention layers of modelling code that is older than the library's attention interface, made to call it.
 
 Such a layer computes its scores itself, in one of a dozen ways. `OlderAttention` stands where the library's layer
-stood. In a planned pass it takes queries, keys and values from the layer's own parts and lets the step attend; in any other
-pass the library's layer computes everything, which is what a trial compares with.
+stood. In a planned pass it takes queries, keys and values from the layer's own parts and lets the step attend; in any
+other pass the library's layer computes everything, which is what a trial compares with.
 
 ALiBi (Press et al. 2021, arXiv 2108.12409) adds to a score what depends on the head and the key's position. That is a
 product too: keys get more numbers, their bias in parts that add up to it, and queries ones. So no attention of ours
