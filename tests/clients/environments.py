@@ -33,6 +33,8 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
 }
 """Packages of each Python client; the program of the same name runs it."""
 NPM: Mapping[str, Mapping[str, str]] = {
+    "openai-js": {"openai": "7.55.0", "zod": "4.6.7"},
+    "anthropic-js": {"@anthropic-ai/sdk": "1.10.0"},
     "vercel-ai": {
         "ai": "7.0.173",
         "@ai-sdk/openai": "4.0.118",
