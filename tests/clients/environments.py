@@ -41,7 +41,7 @@ NPM: Mapping[str, Mapping[str, str]] = {
         "@ai-sdk/openai-compatible": "3.0.92",
         "@ai-sdk/anthropic": "4.0.105",
         "zod": "4.6.7",
-    }
+    },
 }
 LANGUAGES = ("go", "rust", "java")
 """Clients of the protos, in `examples/`."""

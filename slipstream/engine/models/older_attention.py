@@ -32,6 +32,9 @@ UNIT = 64.0
 class OlderAttention(nn.Module):
     """One layer. Subclasses say what the library's `module` makes of hidden states [1, T, hidden]."""
 
+    slopes: Any
+    """By `slopes_of`."""
+
     def __init__(self, module: Any, index: int, config: Any) -> None:
         super().__init__()
         self.module = module
@@ -45,7 +48,8 @@ class OlderAttention(nn.Module):
 
     def bias(self, positions: torch.Tensor) -> torch.Tensor:
         """Of keys at these positions [T], fp32 [T, heads]."""
-        return positions.unsqueeze(1) * self.slopes
+        found: torch.Tensor = positions.unsqueeze(1) * self.slopes
+        return found
 
     def planned(self, hidden_states: torch.Tensor, *given: Any, **more: Any) -> Any:
         """What the library's layer returns, by the step's attention."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.falcon.modeling_falcon import build_alibi_tensor as rounded_alibi_tensor
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.older_attention import OLDER, UNIT, adapt, with_bias
@@ -36,11 +34,14 @@ def layers(model: Any) -> list[Any]:
 
 def library_bias(family: str, heads: int) -> torch.Tensor:
     """[heads, LENGTH]: what the library adds to scores, but for a number that is the same for all keys of a row."""
+    name = family.removesuffix("_alibi")
+    library: Any = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     ones = torch.ones(1, LENGTH, dtype=torch.int64)
-    if family == "mpt":
-        return build_mpt_alibi_tensor(heads, LENGTH)[:, 0]
-    build = rounded_alibi_tensor if family == "falcon_alibi" else build_alibi_tensor
-    return build(ones, heads, torch.float32)[:, 0]
+    mpt = name == "mpt"
+    made: torch.Tensor = (
+        library.build_mpt_alibi_tensor(heads, LENGTH) if mpt else library.build_alibi_tensor(ones, heads, torch.float32)
+    )
+    return made[:, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -84,7 +85,7 @@ def test_every_older_family_is_one_that_the_interface_does_not_reach() -> None:
     for kind, older in OLDER.items():
         config = transformers.AutoConfig.for_model(kind)
         model = transformers.AutoModelForCausalLM._model_mapping[type(config)]
-        assert older.layer in vars(__import__(model.__module__, fromlist=["x"]))
+        assert older.layer in vars(importlib.import_module(model.__module__))
 
 
 @pytest.mark.parametrize(("family", "length"), [("mpt", 512), ("falcon", 512), ("openai_gpt", 512), ("bloom", 1 << 20)])
