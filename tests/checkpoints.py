@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors import safe_open
@@ -42,6 +43,8 @@ _SHARED: dict[str, Any] = {
     "hidden_size_per_layer_input": 8,
     **_SWA,
 }
+_THREE_HEADS: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 3}
+"""Slopes of ALiBi follow another rule where heads are no power of two."""
 _MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,11 +71,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4": ("Gemma4TextConfig", {"global_head_dim": 32, "num_global_key_value_heads": 2, **_SHARED}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 16, "layer_types": _TYPES, "rope_parameters": _ROPE, **_SWA, **_MOE}),
+    "falcon": ("FalconConfig", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_multi_query": ("FalconConfig", {"multi_query": True, "bias": True}),
+    "falcon_alibi": ("FalconConfig", {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}),
+    "bloom": ("BloomConfig", _THREE_HEADS),
+    "mpt": ("MptConfig", {"max_seq_len": 512, "attn_config": {"clip_qkv": 2.0}, **_THREE_HEADS}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {"attention_types": [[["local", "global"], 1], [["local"], 1]], "window_size": WINDOW},
+    ),
+    "gpt_neox_japanese": ("GPTNeoXJapaneseConfig", {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
+    "xglm": ("XGLMConfig", {"d_model": 64, "ffn_dim": 96, "num_layers": 3, "attention_heads": 4}),
+    "openai_gpt": ("OpenAIGPTConfig", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}),
+    "rembert": ("RemBertConfig", {"is_decoder": True}),
+    "megatron_bert": ("MegatronBertConfig", {"is_decoder": True}),
 }
 
 UNEVEN = {"gemma3n": "matmul"}
 """Families of the library's path whose rows may depend on the others of a pass, and the operator of torch that is left:
 Gemma 3n mixes its residual streams by products of two activations."""
+
+
+SELDOM = frozenset({"falcon_multi_query", "gpt_neox_japanese", "xglm", "openai_gpt", "rembert", "megatron_bert"})
+"""Families that few serve: the long suite has them. Each part of what serves them is another family's too."""
+ALL = [pytest.param(family, marks=pytest.mark.slow if family in SELDOM else ()) for family in FAMILIES]
+"""All families, as a test's parameters."""
 
 
 def common() -> dict[str, Any]:

@@ -66,7 +66,10 @@ before weights are read.
 """
 CHECKED_LATER = (
     "A family in this list has what packing needs by its class; whether its layers compute as the library's own pass does is "
-    "known of the bold ones alone. Encoders among them have a causal form that few use."
+    "known of the bold ones alone. Encoders among them have a causal form that few use.\n\n"
+    "ALiBi (BLOOM, MPT, Falcon where `alibi` is set) is a part of the keys, so that these families have the paths and promises of "
+    "the others; keys take 16 numbers more a head. The library's eager pass of such a Falcon adds the bias twice; the pass that "
+    "the library takes by itself adds it once, and so does ours."
 )
 
 

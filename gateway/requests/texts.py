@@ -53,7 +53,7 @@ class RequestText:
         """This text, with `most` tokens: the last ones, or the first. -1: as many as it may have. Those that the
         tokenizer puts around a text stay."""
 
-        async def encode(may: int, tenant: Tenant) -> Sequence[int]:
+        def kept(may: int) -> int:
             if most > may:
                 raise InvalidArgument(
                     f"truncate_prompt_tokens is {most}, and a prompt has at most {may} tokens here; send less.",
@@ -61,10 +61,22 @@ class RequestText:
                     field="truncate_prompt_tokens",
                     numbers={"least": -1, "most": may},
                 )
-            tokens = await self.tokens(0, tenant)
-            return cut_tokens(tokens, may if most < 0 else most, self._around, at_the_end=at_the_end)
+            return may if most < 0 else most
 
-        least = min(self.least, most) if most >= 0 else 1
+        return self._cut(kept, min(self.least, most) if most >= 0 else 1, at_the_end=at_the_end)
+
+    def fitted(self, output: int | None) -> RequestText:
+        """This text without its beginning, as far as `output` tokens behind it need the room; they have half of it at
+        most, and None half."""
+        return self._cut(lambda may: max(may // 2, may + 1 - output) if output else may // 2, 1, at_the_end=False)
+
+    def _cut(self, kept: Callable[[int], int], least: int, *, at_the_end: bool) -> RequestText:
+        """`kept`: how many tokens stay of the most that it may have."""
+
+        async def encode(may: int, tenant: Tenant) -> Sequence[int]:
+            most = kept(may)
+            return cut_tokens(await self.tokens(0, tenant), most, self._around, at_the_end=at_the_end)
+
         return RequestText(least, encode, short=self._short, goes_on=self.goes_on, ends=self.ends)
 
     async def tokens(self, most: int, tenant: Tenant) -> Sequence[int]:

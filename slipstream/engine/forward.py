@@ -20,11 +20,6 @@ class ForwardStep(Attender, Protocol):
         ...
 
     @property
-    def positions(self) -> torch.Tensor:
-        """int64 [1, T]."""
-        ...
-
-    @property
     def wanted(self) -> torch.Tensor:
         """int64 [R]: the rows of T that need logits."""
         ...

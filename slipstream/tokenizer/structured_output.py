@@ -25,6 +25,8 @@ FORMATS_OF_STRINGS = frozenset(
 """Those that the library constrains."""
 _VALUES = frozenset(("const", "enum", "default", "example", "examples"))
 """Keys of a schema that hold values and no schemas."""
+_SAYS_NOTHING = frozenset(("title", "description", "$schema", "$id", "default", "example", "examples"))
+"""Those that hold nothing to anything."""
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 """Those that hold schemas by name."""
 
@@ -58,7 +60,7 @@ class StructuredOutput:
         A `format` that is not in FORMATS_OF_STRINGS is left out: it is an annotation then (JSON Schema 2020-12,
         validation, 7.2.3), as pydantic and zod write for paths and bytes."""
         try:
-            schema = {"type": "object"} if self.format == "json_object" else without_annotations(json.loads(self.text))
+            schema = {"type": "object"} if self.format == "json_object" else supported_schema(json.loads(self.text))
             return json.dumps({OPTIONS_KEY: JSON_OPTIONS, **schema} if isinstance(schema, dict) else schema)
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(
@@ -80,18 +82,47 @@ def choice_grammar(texts: list[str]) -> str:
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
-def without_annotations(schema: Any, names: bool = False) -> Any:
-    """`schema` without the formats of strings that nothing constrains; `names`: its keys are names of properties."""
+def supported_schema(schema: Any, names: bool = False, root: Any = None) -> Any:
+    """`schema` in keys that the library has: without formats of strings that nothing constrains, and with
+    `propertyNames` as properties. `names`: its keys are names of properties; `root`: of references, None for `schema`
+    itself."""
+    root = schema if root is None else root
     if isinstance(schema, list):
-        return [without_annotations(each) for each in schema]
+        return [supported_schema(each, root=root) for each in schema]
     if not isinstance(schema, dict):
         return schema
+    if not names and "propertyNames" in schema:
+        schema = _with_names(schema, root)
     kept = {}
     for key, value in schema.items():
         if names:
-            kept[key] = without_annotations(value)
+            kept[key] = supported_schema(value, root=root)
         elif key in _VALUES:
             kept[key] = value
         elif key != "format" or value in FORMATS_OF_STRINGS or not isinstance(value, str):
-            kept[key] = without_annotations(value, names=key in _NAMED)
+            kept[key] = supported_schema(value, names=key in _NAMED, root=root)
     return kept
+
+
+def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """An object's schema whose names are written as properties, where they are any strings, some, or a pattern's: as
+    zod writes `z.record` and pydantic a dict of an enumeration. Any other stays, and is refused."""
+    said, rest = schema["propertyNames"], {key: value for key, value in schema.items() if key != "propertyNames"}
+    if isinstance(said, dict) and isinstance(reference := said.get("$ref"), str):
+        said = root
+        for part in reference.removeprefix("#/").split("/"):
+            said = said.get(part) if isinstance(said, dict) else None
+    if not isinstance(said, dict) or said.get("type", "string") != "string":
+        return schema
+    asked = said.keys() - {"type", *_SAYS_NOTHING}
+    if not asked:
+        return rest
+    if "properties" in schema or "patternProperties" in schema:
+        return schema
+    value = schema.get("additionalProperties", True)
+    if asked == {"pattern"}:
+        return rest | {"patternProperties": {said["pattern"]: value}, "additionalProperties": False}
+    if asked == {"enum"} and isinstance(said["enum"], list):
+        named = {name: value for name in said["enum"] if isinstance(name, str)}
+        return rest | {"properties": named, "additionalProperties": False}
+    return schema

@@ -33,13 +33,15 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
 }
 """Packages of each Python client; the program of the same name runs it."""
 NPM: Mapping[str, Mapping[str, str]] = {
+    "openai-js": {"openai": "7.55.0", "zod": "4.6.7"},
+    "anthropic-js": {"@anthropic-ai/sdk": "1.10.0"},
     "vercel-ai": {
         "ai": "7.0.173",
         "@ai-sdk/openai": "4.0.118",
         "@ai-sdk/openai-compatible": "3.0.92",
         "@ai-sdk/anthropic": "4.0.105",
         "zod": "4.6.7",
-    }
+    },
 }
 LANGUAGES = ("go", "rust", "java")
 """Clients of the protos, in `examples/`."""

@@ -22,6 +22,8 @@ EXPECTED: dict[str, str] = {
     "instructor": "schema",
     "pydantic-ai": "text stream output responses anthropic",
     "lm-eval": "loglikelihood remote",
+    "openai-js": "chat stream schema tools responses error",
+    "anthropic-js": "message stream tools schema error",
     "vercel-ai": "text stream object responses anthropic error",
 }
 """What each client's program does, in order."""

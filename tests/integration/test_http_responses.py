@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from openai import BadRequestError
 
 from gateway.api.openai import responses
 from gateway.api.openai.responses import StoredLimits, StoredResponse, read_stored
@@ -359,3 +360,14 @@ async def test_a_long_conversation_is_kept_in_little_more_than_its_tokens(pair: 
     assert len(record.params) < 16_384 + 4 * record.prompt_length
     again = await first.post("/v1/responses", {"input": "More", "previous_response_id": made.json()["id"]})
     assert again.status_code == 200 and text in pair.prompt()
+
+
+async def test_a_conversation_that_is_too_long_loses_its_beginning_if_the_request_says_so(pair: Pair) -> None:
+    await pair.start("Hello there", longest=60)
+    asked: Any = {"model": "toy", "input": f"{'Begin. ' * 20}The end.", "max_output_tokens": 12}
+    for refused in ({}, {"truncation": "disabled"}, {"truncation": "middle"}):
+        with pytest.raises(BadRequestError):
+            await pair.openai.responses.create(**asked | refused)
+    made = await pair.openai.responses.create(**asked, truncation="auto")
+    assert made.output_text == "Hello there" and made.status == "completed" and made.truncation == "auto"
+    assert pair.prompt().endswith("Begin. The end.\n<assistant>") and "<user>" not in pair.prompt()

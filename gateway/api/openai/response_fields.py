@@ -164,7 +164,8 @@ class ResponseRequest(ResponseTokensRequest):
     """Answer at once, and generate without a client."""
     metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
     text: TextField | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: a conversation that leaves the output no room loses its beginning, as vLLM has it."""
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     parallel_tool_calls: bool | None = None

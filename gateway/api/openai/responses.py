@@ -108,6 +108,8 @@ def routes(parts: HttpDependencies) -> APIRouter:
         plan = plan_of(parts.tokenizer, parts.config, wish)
         conversation = await fitted_chat(parts.tokenizer, [*asked.system_data(), *messages], tools, variables)
         prompt = await chat_of(parts.tokenizer, conversation, tools, variables)
+        if asked.truncation == "auto":
+            prompt = prompt.fitted(asked.max_tokens)
         wanted = asked.to_generate(None, 0, plan)
         stored = StoredResponse(
             *(int(time.time()), plan.format, asked.metadata or {}, messages, asked.previous_response_id),

@@ -27,7 +27,7 @@ from gateway.text.answers.xml_calls import (
     resolved,
     types_of,
 )
-from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, without_annotations
+from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, supported_schema
 
 _SHARED = ("$defs", "definitions")
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$schema", "$comment"})
@@ -218,7 +218,7 @@ def _fresh(notation: Notation, name: str) -> str:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(without_annotations(function.get("parameters") or {"type": "object"}))
+    return dict(supported_schema(function.get("parameters") or {"type": "object"}))
 
 
 def _quoted(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.text.answers import argument_grammar, formats, harmony, json_calls, marked_calls
 from gateway.text.answers.formats import THOUGHTS, AnswerFormat
 from slipstream.errors import InvalidArgument
-from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, StructuredOutput, without_annotations
+from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, StructuredOutput, supported_schema
 
 ANY = ""
 """Name in place of a tool's: the model chooses among all."""
@@ -210,7 +210,7 @@ def _own(structure: StructuredOutput) -> str:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(without_annotations(function.get("parameters") or {"type": "object"}))
+    return dict(supported_schema(function.get("parameters") or {"type": "object"}))
 
 
 def _schema(functions: Sequence[Mapping[str, Any]], arguments: str) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class Attending(Protocol):
 
 
 class Attender(Protocol):
+    @property
+    def positions(self) -> torch.Tensor:
+        """int64 [1, T]: of the pass's tokens in their texts."""
+        ...
+
     def attend(self, module: Any, states: States, extras: dict[str, object]) -> torch.Tensor:
         """`module`: the attention layer, the library's (`Attending`) or ours."""
         ...
@@ -45,6 +50,11 @@ def planned(plan: Attender) -> Iterator[None]:
         yield
     finally:
         _plan.reset(token)
+
+
+def current_plan() -> Attender | None:
+    """That of the block which runs."""
+    return _plan.get()
 
 
 def attention(

@@ -22,6 +22,7 @@ class Probe:
     def __init__(self) -> None:
         self.layers: list[AttentionLayer] = []
         self._keys: list[torch.Tensor] = []
+        self.positions = torch.arange(2).unsqueeze(0)
 
     def attend(
         self,
@@ -63,9 +64,8 @@ def probe_layers(model: torch.nn.Module, device: torch.device) -> list[Attention
 
 
 @torch.inference_mode()
-def run_tiny_pass(model: torch.nn.Module, device: torch.device, probe: Probe) -> None:
-    """Of two tokens."""
-    ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    positions = torch.arange(2, device=device).unsqueeze(0)
+def run_tiny_pass(model: torch.nn.Module, device: torch.device, probe: Probe, tokens: int = 2) -> None:
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device=device)
+    probe.positions = positions = torch.arange(tokens, device=device).unsqueeze(0)
     with planned(probe):
         model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=positions[0, :1])

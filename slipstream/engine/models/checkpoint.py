@@ -24,6 +24,7 @@ from slipstream.engine.models.fast_dtype import announced_dtype
 from slipstream.engine.models.forward_trial import Tried, lean_decoder, try_forward
 from slipstream.engine.models.known_files import KnownFiles
 from slipstream.engine.models.lean_selection import FAMILIES, fits
+from slipstream.engine.models.older_attention import OLDER, adapt
 from slipstream.engine.models.quantisation import convert, loading_options, prepare_checkpoint
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.vocabulary import is_local, source_and_revision
@@ -185,7 +186,8 @@ def why_unsupported(config: Any) -> str:
         return f"{type(config).__name__} is no causal language model"
     if getattr(kind, "_is_stateful", False):
         return "its recurrent state cannot be rolled back"
-    return "" if _calls_the_interface(kind) else "its attention cannot be replaced"
+    known = config.model_type in OLDER or _calls_the_interface(kind)
+    return "" if known else "its attention cannot be replaced"
 
 
 def _calls_the_interface(kind: type[Any]) -> bool:
@@ -218,12 +220,15 @@ def _load_model(source: str, config: Any, options: dict[str, Any]) -> Any:
     """Imports the library's modelling code. Raises FailedPrecondition."""
     _check_family(source, config)
     register()
+    attends = OLDER[config.model_type].reference if config.model_type in OLDER else NAME
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            source, config=config, attn_implementation=NAME, use_safetensors=True, **options
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, attn_implementation=attends, use_safetensors=True, **options
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise FailedPrecondition(f"{source} cannot be loaded: {error}", reason="MODEL_BROKEN") from error
+    adapt(model)
+    return model
 
 
 def _layers(model: Any, config: Any, device: torch.device, quantised: str) -> list[AttentionLayer]:

@@ -56,11 +56,15 @@ def _fingerprint(name: str, vocabulary_size: int) -> str:
         return f"size-{vocabulary_size}"
 
 
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""Names of a model's longest text in configurations: MPT has the second, BLOOM the third."""
+
+
 def _max_length(config: Any) -> int:
     """Beyond the original length, dynamic and long rotary embeddings depend on the longest session of a step, so one
     session's text would depend on the others. They are served up to that length.
     """
-    longest = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+    longest = next((int(length) for name in _LENGTHS if (length := getattr(config, name, None))), 1 << 20)
     rope = getattr(config, "rope_parameters", None) or {}
     flat = [rope] if "rope_type" in rope else [part for part in rope.values() if isinstance(part, dict)]
     for part in flat:

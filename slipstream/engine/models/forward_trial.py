@@ -27,6 +27,7 @@ from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.excerpt import Excerpt, UnknownFormat, is_quantised
 from slipstream.engine.models.lean_decoder import LeanDecoder
 from slipstream.engine.models.library_forward import LibraryForward
+from slipstream.engine.models.older_attention import attention_is_older, knows_positions_by_order
 from slipstream.engine.models.passed_trials import keep_report, report_of, trial_question
 from slipstream.engine.models.rehearsal import LONGEST_NEAR, Played, Player, Rehearsal, play, recite
 from slipstream.errors import FailedPrecondition
@@ -119,6 +120,7 @@ class _Trial:
         self._info, self._device = info, device
         self._excerpt = Excerpt(model)
         self._dtype = layers[0].dtype
+        self._by_order = knows_positions_by_order(model)
         self._changed = self._dtype is not torch.float32 or any(map(is_quantised, model.modules()))
         """Whether the model that serves differs from its float32 reference."""
         self._expected: dict[int, Played] = {}
@@ -205,11 +207,11 @@ class _Trial:
 
     def _rehearsal(self, seed: int) -> Rehearsal:
         size = self._excerpt.vocabulary_size
-        return Rehearsal(size, self._info.max_length, seed)
+        return Rehearsal(size, self._info.max_length, seed, by_order=self._by_order)
 
     def _player(self, model: Any, lean: bool) -> Player:
         """Takes the model's weights if `lean`."""
-        model.set_attn_implementation(NAME)
+        _use_attention(model, NAME)
         layers = probe_layers(model, self._device)
         forward = lean_decoder(model, layers) if lean else LibraryForward(model)
         return Player(forward, layers, self._device)
@@ -217,7 +219,7 @@ class _Trial:
 
 def _by_library(model: Any, rehearsal: Rehearsal, device: torch.device, *, branches: bool = True) -> Played:
     """Raises FailedPrecondition for a model that the library itself cannot compute."""
-    model.set_attn_implementation("eager")
+    _use_attention(model, "eager")
     try:
         return recite(model, rehearsal, device, branches=branches)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -225,6 +227,11 @@ def _by_library(model: Any, rehearsal: Rehearsal, device: torch.device, *, branc
             f"{model.config.model_type} cannot be served: the library's eager pass fails ({error}). Check config.json.",
             reason="MODEL_UNSUPPORTED",
         ) from error
+
+
+def _use_attention(model: Any, name: str) -> None:
+    if not attention_is_older(model):
+        model.set_attn_implementation(name)
 
 
 def _difference(found: Played, expected: Played) -> str:

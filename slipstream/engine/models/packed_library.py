@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from slipstream.engine.kernels.activations import Activation
 from slipstream.engine.kernels.compiled import KINDS, Kernels, find_kernels
@@ -36,6 +37,7 @@ ACTIVATIONS = {
     "GELUActivation": "gelu",
     "GELUTanh": "gelu_tanh",
     "NewGELUActivation": "gelu_tanh",
+    "BloomGelu": "gelu_tanh",
     "FastGELUActivation": "gelu_tanh",
     "QuickGELUActivation": "gelu_sigmoid",
 }
@@ -55,6 +57,7 @@ ROWWISE = {
     *("one_hot", "nonzero", "index_add", "index_put", "scatter", "scatter_add", "where", "repeat", "constant_pad_nd"),
     *("copy", "_to_copy", "to", "type_as", "clone", "contiguous", "reshape", "roll", "flip", "item", "is_nonzero"),
     *("empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros", "zero", "ones", "ones_like", "full"),
+    *("new_ones", "new_full"),
     *("full_like", "fill", "scalar_tensor", "arange", "lift_fresh", "_local_scalar_dense"),
 }
 """Operators that compute each row by itself, all of them alike (`test_rowwise_operators.py`)."""
@@ -77,6 +80,7 @@ EXACT = {
     *("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "relu", "sqrt", "reciprocal", "floor", "ceil", "round"),
     *("eq", "ne", "gt", "ge", "lt", "le", "greater", "greater_equal", "less", "less_equal", "not_equal"),
     *("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "logical_and", "logical_or", "logical_not"),
+    *("__and", "__or", "__xor", "all", "any", "diff"),
     *("masked_fill", "threshold", "leaky_relu", "isnan", "isinf", "nan_to_num"),
 }
 """Operators of single numbers that are rounded once: alike wherever a number stands. Of others (exponentials, cosines)
@@ -90,15 +94,18 @@ class _Operators(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.uneven: set[str] = set()
+        self.uneven: list[tuple[str, list[torch.Size]]] = []
+        """Names, and shapes of what they were given and made, in the order of a pass."""
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
+        made = func(*args, **(kwargs or {}))
         if not _alike(func, name, args):
-            self.uneven.add(name)
-        return func(*args, **(kwargs or {}))
+            tensors = (each for each in tree_leaves((args, kwargs, made)) if isinstance(each, torch.Tensor))
+            self.uneven.append((name, [each.shape for each in tensors]))
+        return made
 
 
 def _alike(func: Any, name: str, args: tuple[Any, ...]) -> bool:
@@ -107,9 +114,10 @@ def _alike(func: Any, name: str, args: tuple[Any, ...]) -> bool:
         return True
     if name == "dropout":
         return not args[2]
-    if name == "pow" and args[1] in POWERS:
+    power = args[1] if name == "pow" and isinstance(args[1], int | float) else None
+    if power in POWERS:
         return True
-    if name == "rsqrt" or (name == "pow" and args[1] == -0.5):
+    if name == "rsqrt" or power == -0.5:
         return bool(args[0].dtype is torch.float32)  # of narrow types the last ones are rounded otherwise
     return False
 
@@ -197,7 +205,7 @@ def pack_library(model: Any) -> PackedLibrary:
         model.set_experts_implementation("eager")
     rotations = _replace_modules(model, kernels)
     for each in rotations:
-        each.reserve(2)
+        each.reserve(3)
     _replace_weights(model, _uses_of_weights(model))
     functions: AbstractContextManager[Any] = nullcontext()
     uneven = _uneven(model, functions)
@@ -243,6 +251,16 @@ def _replace_weights(model: Any, uses: Mapping[int, Use]) -> None:
 
 
 def _uneven(model: Any, functions: AbstractContextManager[Any]) -> frozenset[str]:
-    with _Operators() as operators, functions:
-        run_tiny_pass(model, torch.device("cpu"), Probe())
-    return frozenset(operators.uneven)
+    """Names of operators whose rows may depend on the others. What has the same shapes in passes of two and of three
+    tokens computes no rows: slopes of ALiBi, which some models compute in every pass, are as many as heads."""
+    seen = []
+    for tokens in (2, 3):
+        with _Operators() as operators, functions:
+            run_tiny_pass(model, torch.device("cpu"), Probe(), tokens)
+        seen.append(operators.uneven)
+        if not operators.uneven:
+            return frozenset()
+    two, three = seen
+    if [name for name, _ in two] != [name for name, _ in three]:
+        return frozenset(name for name, _ in (*two, *three))
+    return frozenset(name for (name, shapes), (_, others) in zip(two, three, strict=True) if shapes != others)

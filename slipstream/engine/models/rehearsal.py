@@ -59,8 +59,9 @@ class Played:
 
 
 class Rehearsal:
-    def __init__(self, vocabulary_size: int, length: int, seed: int) -> None:
-        """`length` bounds positions, and is LONGEST_NEAR at least. Tokens are drawn by `seed`."""
+    def __init__(self, vocabulary_size: int, length: int, seed: int, *, by_order: bool = False) -> None:
+        """`length` bounds positions, and is LONGEST_NEAR at least. Tokens are drawn by `seed`. `by_order`: positions of
+        the far text are those of its tokens, because the library takes no others."""
         draw = torch.Generator().manual_seed(seed)
         tokens = torch.randint(vocabulary_size, (PROMPT + len(PARENTS) + 2 + 64,), generator=draw).tolist()
         self.prompt, rest = tokens[:PROMPT], tokens[PROMPT:]
@@ -69,7 +70,8 @@ class Rehearsal:
         length = min(length, FAR)
         near = range(min(4, length))
         doubled = {(16 << power) // 3 for power in range(20) if (16 << power) // 3 < length}
-        self.far_positions = sorted({*near, *doubled, length - 1})
+        positions = sorted({*near, *doubled, length - 1})
+        self.far_positions = [*range(len(positions))] if by_order else positions
         self.far = rest[2 : 2 + len(self.far_positions)]
 
     @property
@@ -166,7 +168,7 @@ def play(player: Player, rehearsal: Rehearsal) -> Played:
     length = max(LONGEST_NEAR, len(rehearsal.far))
     with _watched(model, outputs) if model is not None else nullcontext():
         stage = _Stage(player, length, None if model is None else outputs)
-        player.forward.reserve(max(rehearsal.far_positions) + 1)
+        player.forward.reserve(max(length, *rehearsal.far_positions) + 1)
         _perform(stage, rehearsal)
     return Played(torch.cat(stage.logits), [torch.cat(rows) for rows in zip(*stage.states, strict=True)])
 
@@ -215,7 +217,7 @@ def _watched(model: Any, outputs: list[torch.Tensor]) -> Iterator[None]:
     """`outputs` gets what each decoder layer gives, [batch, tokens, hidden], in the order in which they run."""
 
     def keep(module: object, given: object, output: Any) -> None:
-        states = output[0] if isinstance(output, tuple) else output
+        states = output[0] if isinstance(output, tuple | list) else output
         outputs.append(states[0] if states.dim() == 4 else states)  # of several residual streams the first
 
     hooks = [layer.register_forward_hook(keep) for layer in decoder_layers(model)[1]]

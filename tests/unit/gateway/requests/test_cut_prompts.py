@@ -56,3 +56,12 @@ async def test_more_tokens_than_a_prompt_may_have_are_refused() -> None:
 
 def test_room_for_special_tokens_alone_is_the_texts() -> None:
     assert cut_tokens([BOS, 1, 2, EOS], 2, (1, 1), at_the_end=False) == [2, EOS]
+
+
+@pytest.mark.parametrize(("output", "expected"), [(3, 6), (1, 8), (4, 5), (100, 4), (None, 4)])
+async def test_the_output_has_the_room_that_it_asks_for_up_to_half(output: int | None, expected: int) -> None:
+    assert list(await of_text().fitted(output).tokens(8, OPEN)) == TEXT[-expected:]
+
+
+async def test_a_text_that_leaves_the_output_its_room_is_whole() -> None:
+    assert list(await of_text((1, 0)).fitted(5).tokens(16, OPEN)) == [BOS, *TEXT]

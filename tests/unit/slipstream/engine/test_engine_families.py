@@ -11,7 +11,7 @@ import torch
 from slipstream.engine.attention import plan as plan_module
 from slipstream.engine.attention.batched import Part, SegmentBatch, batch
 from slipstream.engine.kvcache.store import KVStore
-from tests.checkpoints import FAMILIES, WINDOW
+from tests.checkpoints import ALL, WINDOW
 from tests.packed import (
     TOLERANCE,
     TREE,
@@ -25,12 +25,12 @@ from tests.packed import (
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_a_mixed_step_equals_plain_forward_passes(family: str, pairs: Any, opened: Any) -> None:
     check_mixed_steps(pairs(family), opened)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_greedy_text_equals_generate(family: str, pairs: Any) -> None:
     check_greedy_text(pairs(family))
 

@@ -24,7 +24,7 @@ from slipstream.engine.models.linear import Linear
 from slipstream.engine.models.rehearsal import FAR, LONGEST_NEAR, PATHS, PROMPT, Rehearsal
 from slipstream.errors import FailedPrecondition
 from slipstream.telemetry.metrics_collector import forward_info
-from tests.checkpoints import _COMMON, FAMILIES, WINDOW, liven, save_checkpoint, save_tokenizer
+from tests.checkpoints import _COMMON, ALL, WINDOW, liven, save_checkpoint, save_tokenizer
 from tests.packed import library_model
 
 LEAN = {"llama", "qwen2", "qwen3", "mistral"}
@@ -54,7 +54,7 @@ def fast_path() -> str:
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "excerpt"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_every_family_is_accepted_in_the_type_of_its_weights(
     family: str, whole: bool, folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from slipstream.engine.models.packed_library import Rotations
 from slipstream.engine.models.packed_weight import PackedWeight, ProductsSeen, packed
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import FAMILIES, UNEVEN, VOCABULARY, save_checkpoint
+from tests.checkpoints import FAMILIES, SELDOM, UNEVEN, VOCABULARY, save_checkpoint
 
 LIBRARY = [family for family in FAMILIES if family not in LEAN and family not in UNEVEN]
 LENGTHS, MOST_NODES = (30, 19), 12
@@ -82,7 +82,10 @@ def count_other_rows(engine: TorchEngine, seed: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("family", "dtype", "threads"),
     [
-        pytest.param(family, dtype, threads, marks=() if (at + other + threads) % 2 else pytest.mark.slow)
+        pytest.param(
+            *(family, dtype, threads),
+            marks=() if (at + other + threads) % 2 and family not in SELDOM else pytest.mark.slow,
+        )
         for at, family in enumerate(LIBRARY)
         for other, dtype in enumerate(("bfloat16", "float32"))
         for threads in (1, 2)

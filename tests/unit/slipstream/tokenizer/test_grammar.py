@@ -238,6 +238,39 @@ def test_formats_that_nothing_constrains_are_annotations_and_names_and_values_ar
         compiled(StructuredOutput("json_schema", '{"uniqueItems": true}'))
 
 
+@pytest.mark.parametrize(
+    ("names", "inside", "outside"),
+    [
+        ({"type": "string", "title": "Name"}, ['{"a": 1, "x": 2}', "{}"], ['{"a": "b"}']),
+        ({"type": "string", "enum": ["a", "b"]}, ['{"a": 1, "b": 2}', '{"b": 2}', "{}"], ['{"c": 1}', '{"a": ""}']),
+        ({"$ref": "#/$defs/E"}, ['{"a": 1}', "{}"], ['{"c": 1}']),
+        ({"type": "string", "pattern": "^x[0-9]$"}, ['{"x1": 1, "x2": 2}', "{}"], ['{"y1": 1}', '{"x1": ""}']),
+    ],
+)
+def test_names_of_properties_are_held_to_what_is_said_of_them(
+    names: dict[str, Any], inside: list[str], outside: list[str]
+) -> None:
+    """As zod writes `z.record`, and pydantic a dict whose keys are an enumeration's."""
+    schema = {"propertyNames": names, "type": "object", "additionalProperties": {"type": "integer"}}
+    structure = StructuredOutput("json_schema", json.dumps({"$defs": {"E": {"enum": ["a", 2]}}, **schema}))
+    assert [text for text in inside if not spells(structure, text)] == []
+    assert [text for text in outside if spells(structure, text)] == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"minLength": 2}, {"$ref": "#/nowhere"}, {"type": "integer"}, {"enum": "ab"}, {"pattern": "^a", "enum": []}, 3],
+)
+def test_what_cannot_be_said_of_names_is_refused_by_the_key(names: Any) -> None:
+    with pytest.raises(InvalidArgument, match="propertyNames"):
+        compiled(StructuredOutput("json_schema", json.dumps({"type": "object", "propertyNames": names})))
+
+
+def test_a_property_may_be_called_property_names() -> None:
+    schema = {"type": "object", "properties": {"propertyNames": {"type": "integer"}}, "required": ["propertyNames"]}
+    assert spells(StructuredOutput("json_schema", json.dumps(schema)), '{"propertyNames": 1}')
+
+
 def test_what_nothing_can_begin_is_refused() -> None:
     with pytest.raises(FailedPrecondition) as caught:
         compiled(StructuredOutput("regex", r"[^\s\S]"))
