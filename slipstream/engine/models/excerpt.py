@@ -128,10 +128,12 @@ def _can_be_cut(model: Any) -> bool:
 
 
 def _cut_vocabulary(model: Any) -> None:
-    head, size = model.get_output_embeddings(), model.get_input_embeddings().weight.shape[0]
+    """Tables of positions stay, however long they are."""
+    head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    sizes = {inputs.weight.shape[0], getattr(model.config.get_text_config(), "vocab_size_per_layer_input", None)}
     cut: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        if module is head or (isinstance(module, nn.Embedding) and module.weight.shape[0] >= size):
+        if module is head or (isinstance(module, nn.Embedding) and module.weight.shape[0] in sizes):
             weight = module.weight.detach()[:SHORT_VOCABULARY]
             # Tied weights stay tied.
             module.weight = cut.setdefault(id(module.weight), nn.Parameter(weight, requires_grad=False))
