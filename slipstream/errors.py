@@ -50,7 +50,7 @@ KV_TOO_SMALL = "KV_TOO_SMALL"
 """The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
 
 GRAMMAR_TOO_COSTLY = "GRAMMAR_TOO_COSTLY"
-"""What may follow in a session's grammar took longer to find than a session may cost: it ends, on every verifier."""
+"""The masks of a session's grammar took more time than a session may cost: it ends, on every verifier."""
 STEP_FAILED = "STEP_FAILED"
 """The verifier's model could run no pass: open the session on another verifier, or after a pause on this one."""
 SESSION_FAULT = "SESSION_FAULT"

@@ -46,7 +46,7 @@ def may_take_slot(tenant: str, held: int, used: int, slots: int) -> bool:
 
 
 class TenantDemand(NamedTuple):
-    """What a tenant asks of one step."""
+    """A tenant's demand of one step."""
 
     units: float
     """All that it could use."""

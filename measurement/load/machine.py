@@ -1,4 +1,4 @@
-"""How disturbed this machine was while something was measured: time stolen by others on its host, and its load."""
+"""Disturbance of this machine during a measurement: CPU time stolen by others on its host, and its load."""
 
 from __future__ import annotations
 

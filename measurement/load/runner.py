@@ -44,7 +44,7 @@ def _gap_s(rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a server said of one completion. Counts of speculation are 0 where it does not tell."""
+    """A server's report of one completion. Counts of speculation are 0 where the server sends none."""
 
     tokens: int
     rounds: int = 0

@@ -1,4 +1,4 @@
-"""How requests of a load are sent: over gRPC, or over HTTP as streams of OpenAI's completions, from any server."""
+"""Senders of a load's requests: over gRPC, or over HTTP as streams of OpenAI's completions, to any server."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ PROMPTS = (
     ),
     Asked("Q: The code is 7 3 9 1 5 2. Repeat the code twice.\nA: The code is 7 3 9 1", "in prompt"),
 )
-"""What is tried where no prompts are given: a few of each kind."""
+"""Prompts of a check that names none: a few of each kind."""
 
 
 def check_pair(
@@ -213,7 +213,7 @@ class Calls:
     """Calls of the proposer, and the rounds that they were made for."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of each call."""
+    """Seconds of each call."""
     rounds: int = 0
 
 

@@ -1,4 +1,4 @@
-"""What several commands share: options, the connection to gateways, and how an error ends a command."""
+"""Options that several commands share, the connection to gateways, and the error that ends a command."""
 
 from __future__ import annotations
 

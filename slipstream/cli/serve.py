@@ -119,7 +119,7 @@ def served_folder(name: str) -> str:
 
 
 def _default(models: ModelOptions, translates: bool, in_verifier: bool | None) -> tuple[str, ...]:
-    """What drafts where no drafter is named: a draft model that translates fits every target."""
+    """Names the drafters where the user names none: a draft model that translates fits every target."""
     return default_drafters("" if translates else models.target, models.draft, in_verifier)
 
 

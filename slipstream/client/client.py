@@ -26,7 +26,7 @@ Call = Any
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """How long a client keeps trying."""
+    """Limits of a client's retries."""
 
     resume_s: float = 30.0
     """Seconds without progress after which resuming is given up; longer than the lease of a dead gateway. Every
@@ -147,7 +147,8 @@ class _HeardOnce:
         """Characters received since the last start."""
 
     def fresh(self, piece: Piece) -> Piece | None:
-        """What is new in a piece; None for nothing. Raises Aborted where it is not what came before."""
+        """Returns the new part of a piece; None for nothing new. Raises Aborted where the piece contradicts earlier
+        ones."""
         if not piece.offset:
             self._character = 0
         tokens = self._tokens[piece.offset : piece.offset + len(piece.token_ids)]

@@ -268,8 +268,8 @@ class DraftTree:
     def deeper(
         self, starts: Sequence[DraftNode], count: int, levels: int, least_log_prob: float, max_depth: int
     ) -> DeeperLevels | None:
-        """What to propose below the nodes that are proposed below `starts`, the frontier of at most `count` nodes:
-        `levels` levels in all, as long as they are likelier than what else there is to expand."""
+        """Returns the levels to propose below the nodes that are proposed below `starts`, the frontier of at most
+        `count` nodes: `levels` levels in all, as long as they are likelier than what else there is to expand."""
         deepest = max(node.depth for node in starts) - self.root.depth
         further = min(levels, max_depth - deepest) - 1
         if further <= 0:

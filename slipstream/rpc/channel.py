@@ -61,7 +61,7 @@ def channel(address: str) -> grpc.aio.Channel:
 
 
 def dialer(role: str, certificates: Certificates | None) -> Dial:
-    """How to reach peers of a role: in plaintext, or by TLS to peers whose certificate proves that role."""
+    """Returns the dialer of a role's peers: in plaintext, or by TLS to peers whose certificate proves that role."""
     if certificates is None:
         return channel
     options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", f"{role}.{certificates.domain}"))
@@ -200,7 +200,7 @@ def _connection_failure(details: str) -> str:
 
 @dataclasses.dataclass(slots=True)
 class _Details:
-    """What a peer sent with a status; as in SlipstreamError."""
+    """Details that a peer sent with a status; as in SlipstreamError."""
 
     reason: str = ""
     retry_s: float | None = None

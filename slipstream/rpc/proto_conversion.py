@@ -77,13 +77,14 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingOptions:
 
 
 def sampling_from_proto(message: types_pb2.SamplingOptions) -> SamplingParams:
-    """What a worker is sent: all fields, 0 where unset. Raises InvalidArgument for values out of range: a worker trusts
-    no gateway."""
+    """Converts a worker's sampling options: all fields, 0 where unset. Raises InvalidArgument for values out of range:
+    a worker trusts no gateway."""
     return _sampling(message, {name: getattr(message, name) for name in SAMPLING_FIELDS})
 
 
 def sampling_of_client(message: types_pb2.SamplingOptions, seed: Callable[[], int]) -> SamplingParams:
-    """What a client asks for, defaults where it asks for nothing. `seed`: draws one. Raises InvalidArgument."""
+    """Converts a client's sampling options, with defaults for unset fields. `seed`: draws one. Raises
+    InvalidArgument."""
     given = {field.name: value for field, value in message.ListFields()}
     return _sampling(message, given if "seed" in given else given | {"seed": seed()})
 

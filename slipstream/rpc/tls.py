@@ -34,7 +34,7 @@ class TlsConfig:
     folder: str = ""
     """Holds tls.crt, tls.key and ca.crt; empty: plaintext, for one machine or a network that is trusted."""
     domain: str = "slipstream"
-    """What follows the role in the names of certificates: deployments that share a CA differ in it."""
+    """Suffix behind the role in the names of certificates: deployments that share a CA differ in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,8 @@ def exemplar() -> dict[str, str] | None:
 
 
 def resource_of(service: str) -> Resource:
-    """What every span says of its process. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` come before the rest, so
-    that a manifest can give the pod's names (`k8s.*`) and its id as `service.instance.id`."""
+    """Attributes of the process that every span carries. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` come before
+    the rest, so that a manifest can give the pod's names (`k8s.*`) and its id as `service.instance.id`."""
     ours = {
         "service.name": service,
         "service.version": running_version(),

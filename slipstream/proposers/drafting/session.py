@@ -167,8 +167,9 @@ class DraftSession:
         return self.tree.frontier(min(count, room), self._least_log_prob, self._max_depth)
 
     def deeper(self, starts: list[DraftNode], count: int, levels: int) -> DeeperLevels | None:
-        """What to propose below what is proposed below `starts`, `levels` levels in all, or as many as pay where
-        hidden states are read. Under the ratio rule nothing: a node must not be there because of what was drawn."""
+        """Returns the levels to propose below the nodes that are proposed below `starts`: `levels` in all, or as many
+        as pay where hidden states are read. None under the ratio rule: a node must not be there because of what was
+        drawn."""
         if self.sampling.drawn:
             return None
         levels = levels if self.hidden is None else self._max_depth
