@@ -112,7 +112,7 @@ class GatewayConfig:
     rules: str = ""
     """Which requests speculate, with which drafters and how far: see `gateway.routing.rules`."""
     experiment: str = ""
-    """How sessions that name no drafter are split between drafters: see `gateway.routing.experiment`."""
+    """Split of sessions that name no drafter between drafters: see `gateway.routing.experiment`."""
     experiment_name: str = "experiment"
     """Sessions are assigned to arms by a hash of this name and their id."""
     max_prompt_bytes: int = 1_048_576

@@ -219,7 +219,7 @@ def _http_server(
 
 
 def _client_certificates(config: GatewayConfig, outside: GatewayDependencies) -> Certificates | None:
-    """What clients see: the folder's, or else the certificate that the gateway shows to other services."""
+    """Certificates that clients see: the folder's, or else the certificate that the gateway shows to other services."""
     return Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
 
 

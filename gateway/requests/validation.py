@@ -48,7 +48,7 @@ RandomBits = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """What a request says of its output, checked before its texts are encoded."""
+    """Fields of a request about its output, checked before its texts are encoded."""
 
     model: types_pb2.ModelInfo
     stop_token_ids: tuple[int, ...]

@@ -294,7 +294,7 @@ class Router:
         return gateway_pb2.ListModelsResponse(models=models)
 
     def describe_model(self, name: str, model: types_pb2.ModelInfo) -> gateway_pb2.ServedModel:
-        """What is known of a model's workers; only those that answer are counted as serving it."""
+        """Describes a model and its workers; only those that answer are counted as serving it."""
         verifiers = self._of_model(name)
         present = [verifier for verifier in verifiers if verifier.present]
         causes = [verifier.pause_cause for verifier in present if verifier.pause_cause]

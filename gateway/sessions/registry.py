@@ -69,7 +69,7 @@ class SessionEntry:
     run: SessionRun | None = None
     """Set while the session runs here."""
     mixed: bool | None = None
-    """What a client that resumed the session here said about `mixed_arithmetic`."""
+    """Value of `mixed_arithmetic` from a client that resumed the session here."""
     tokens_here: int = 0
     """Output tokens that were generated here."""
     life: SessionLife = field(default_factory=SessionLife)

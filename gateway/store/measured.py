@@ -68,7 +68,7 @@ class MeasuredStore:
         self._away_since: float | None = None
         """When it failed first since it answered last."""
         self._worry = ""
-        """What was last logged of the server's memory."""
+        """Last logged warning of the server's memory."""
 
     @property
     def owner(self) -> str:
@@ -208,7 +208,7 @@ class MeasuredStore:
 
 
 def _worry(memory: StoreMemory | None) -> str:
-    """What is wrong with the server's policy, and the remedy; empty if nothing is."""
+    """Sentence for a fault of the server's policy, with the remedy; empty if there is none."""
     if memory is None or (memory.policy and not memory.evicts):
         return ""
     if memory.evicts:

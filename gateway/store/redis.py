@@ -42,7 +42,7 @@ from slipstream.errors import Unavailable
 Done = TypeVar("Done")
 
 REPLICATION_TIMEOUT_S = 1.0
-"""How long a write waits for replicas; below the timeout of a reply."""
+"""Seconds that a write waits for replicas; below the timeout of a reply."""
 CONNECT_TIMEOUT_S = 1.0
 REPLY_TIMEOUT_S = 2.0
 RETRIES = 2
@@ -324,7 +324,7 @@ QUOTA_PERIOD_MS = 60_000
 
 
 class RedisQuota:
-    """What API keys use, counted for all gateways: one hash and one script for each key, by the server's clock.
+    """Use of API keys, counted for all gateways: one hash and one script for each key, by the server's clock.
 
     Each call is one round trip. While Redis fails, calls raise Unavailable at once, but for one try a second, so that
     no request waits for it longer than QUOTA_TIMEOUT_S; gateways count for themselves meanwhile.

@@ -63,7 +63,7 @@ def traced(tracing: Tracing, name: str, context: RequestContext) -> Iterator[Req
 
 
 def _protocol(name: str, context: RequestContext) -> dict[str, Value]:
-    """What the call came by, by OpenTelemetry's conventions of that protocol."""
+    """Attributes of the call's protocol, by OpenTelemetry's conventions."""
     if context.http_route:
         return {spans.HTTP_METHOD: context.http_method, spans.HTTP_ROUTE: context.http_route, spans.HTTP_STATUS: 200}
     return {spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}", spans.STATUS: "OK"}

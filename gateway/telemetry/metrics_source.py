@@ -201,7 +201,7 @@ def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
 
 
 def _load(parts: MetricsParts) -> Mapping[metrics.Metric, Source]:
-    """What load balancers choose a gateway by."""
+    """Sources of the metrics that load balancers choose a gateway by."""
     requests, router = parts.requests, parts.router
 
     def now(number: Callable[[RequestSeries], float]) -> Callable[[], Values]:

@@ -1,5 +1,5 @@
-"""How many bytes a conversation has at least in the model's template, known without rendering it: templates write what
-users and the application say as it is (`gateway.text.written_roles`)."""
+"""Least number of bytes that a conversation has in the model's template, known without rendering it: templates write
+what users and the application say as it is (`gateway.text.written_roles`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.v1 import gateway_pb2
 
 
 class ChatSize:
-    """Of one template."""
+    """Size of conversations in one template."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template

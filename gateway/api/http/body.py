@@ -146,7 +146,7 @@ class BodyReader:
 
 
 class _Share:
-    """What one request's body takes of the memory for all."""
+    """Part of the memory for all bodies that one request's body takes."""
 
     def __init__(self, reader: BodyReader, tenant: Tenant) -> None:
         self._reader = reader

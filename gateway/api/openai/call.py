@@ -41,7 +41,7 @@ class ChoiceStream:
         """Output tokens that were sent, or that the client had."""
         self.characters = position.characters if position else 0
         self._known_tokens, self._known_characters = (self.tokens, self.characters) if rereads else (0, 0)
-        """How much of what is to come the client has."""
+        """Tokens and characters of the coming output that the client has already."""
         self.known = 0
         """Characters of the text taken last that the client has."""
 
@@ -69,7 +69,7 @@ class ChoiceStream:
 
 class Call(ABC):
     prefix: ClassVar[str]
-    """What the answer's id begins with."""
+    """Prefix of the answer's id."""
     object: ClassVar[str]
     chunk_object: ClassVar[str]
     rereads = False

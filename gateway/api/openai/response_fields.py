@@ -18,7 +18,7 @@ class ContentPart(Fields):
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: str = ""
     refusal: str = ""
-    """Of a refusal: what the model said instead of an answer."""
+    """The model's words instead of an answer, in a refusal."""
 
 
 class InputItem(Fields):
@@ -103,7 +103,7 @@ class TextField(Fields):
 
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` names to have log-probabilities."""
+"""Value of `include` that asks for log-probabilities."""
 
 
 class ReasoningField(Fields):
@@ -126,7 +126,7 @@ RETURNED = (
 
 
 class ResponseTokensRequest(SamplingFields):
-    """What decides the prompt of a response."""
+    """Fields that decide the prompt of a response."""
 
     input: Input
     instructions: str | None = None
