@@ -1,4 +1,4 @@
-"""What a drafter reads from its environment (`DRAFTER_*`)."""
+"""Settings of a drafter from its environment (`DRAFTER_*`)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DrafterConfig:
     proposal_tokens: int = 32
     """Support of the honest sparse q that the rule `rejection` is sent."""
     grace_s: float = 5.0
-    """How long sessions may stay after SIGTERM until their gateways have moved them."""
+    """Seconds that sessions may stay after SIGTERM until their gateways have moved them."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     log_level: str = "info"

@@ -22,7 +22,7 @@ from slipstream.v1 import types_pb2
 
 @dataclass(slots=True)
 class DraftWork:
-    """What was done for a session in one round, or in the rounds of one segment."""
+    """Work for a session in one round, or in the rounds of one segment."""
 
     length: int
     """Committed tokens before it."""

@@ -40,7 +40,7 @@ Reply = types_pb2.Candidates | drafter_pb2.DraftRefusal
 
 @dataclass(frozen=True, slots=True)
 class DrafterLimits:
-    """What the service announces, and its bounds."""
+    """Model that the service announces, and its bounds."""
 
     model: types_pb2.ModelInfo
     max_sessions: int
