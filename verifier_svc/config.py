@@ -26,7 +26,7 @@ class VerifierConfig:
     """A local folder, a GGUF file, a hub id (`owner/name@REVISION`), or `emulated:` with settings
     (`slipstream.engine.factory`)."""
     engine: str = "embedded"
-    """What runs the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
+    """Executor of the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
     vllm_args: str = ""
     """For `vllm`: further options of `vllm serve`, as `--tensor-parallel-size 4 --quantization awq`."""
     vllm_step_timeout_s: float = 30.0

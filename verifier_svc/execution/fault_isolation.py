@@ -51,7 +51,8 @@ KINDS = ("split", "memory", "session", "device")
 """Faults that are counted: a pass of several sessions that was run again in parts; a pass that lacked memory; a session
 that was ended; a step in which the probe failed."""
 LACKING = ("allocate memory", "out of memory", "Unable to allocate")
-"""What torch's allocators on CPUs and GPUs, and NumPy's, say. Of a worker process's exception only the words arrive."""
+"""Words of errors by torch's allocators on CPUs and GPUs, and NumPy's. Of a worker process's exception only the words
+arrive."""
 _PASSED_ON = (EngineLost, *CONTROL_FLOW)
 
 

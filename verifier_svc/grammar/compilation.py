@@ -21,7 +21,7 @@ MOST_HELD = 64
 
 @dataclass(frozen=True, slots=True)
 class CompilationListener:
-    """What becomes of the commands."""
+    """Receiver of the commands' outcomes."""
 
     open: Callable[[Command, Grammar], None]
     fail: Callable[[Command, SlipstreamError], None]

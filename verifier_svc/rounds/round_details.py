@@ -48,12 +48,12 @@ class DraftTimes:
             running.candidates += candidates
 
     def add(self, time: DraftTime) -> None:
-        """What a drafter did that is over."""
+        """Adds a finished piece of a drafter's work."""
         if time.candidates and len(self._done) < MOST_SPANS:
             self._done.append(time)
 
     def take(self, until: float) -> Iterator[DraftTime]:
-        """What ended by then; it is forgotten. The rest belongs to a later round."""
+        """Removes and yields the pieces that ended by then. The rest belongs to a later round."""
         done = [time for time in self._done if time.ended <= until]
         self._done = [time for time in self._done if time.ended > until]
         yield from done

@@ -69,7 +69,7 @@ class ShadowRound:
 
 
 class Double:
-    """What sources need of a session, with nothing in it that the session itself looks at."""
+    """The part of a session that sources need, with nothing in it that the session itself looks at."""
 
     served = False
     drafting = True
@@ -136,7 +136,7 @@ class ShadowDrafter:
 
 
 class DoubleSources(Protocol):
-    """What shadows use of the verifier's sources: candidates for their doubles."""
+    """The verifier's sources as shadows use them: candidates for their doubles."""
 
     def assign_sources(self, session: DraftedSession, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None: ...
 

@@ -25,7 +25,7 @@ class CandidateSource(Protocol):
     raises for what the source itself does wrong: that costs a session its source, and the gateway is informed."""
 
     address: str
-    """What gateways name it by: HOST:PORT, or `verifier:NAME` for a local proposer."""
+    """Name by which gateways know it: HOST:PORT, or `verifier:NAME` for a local proposer."""
 
     @property
     def up(self) -> bool:
@@ -76,7 +76,7 @@ class CandidateSource(Protocol):
 
 @dataclass(slots=True)
 class SourceContext:
-    """What all sources of one verifier share."""
+    """State that all sources of one verifier share."""
 
     target: types_pb2.ModelInfo
     threshold: float

@@ -114,7 +114,7 @@ class DraftingTrial:
         """Whether a trial is under way: drafters pause."""
         self._measured: list[ComparedStep] = []
         self._before: list[ComparedStep] = []
-        """What was measured before the trial."""
+        """Steps measured before the trial."""
         self._time = 0.0
         """Plain steps' time since drafting was switched, or a look at it."""
         self._count = self._others = 0
@@ -243,7 +243,7 @@ class DraftingTrial:
         return max(tokens, 1e-9) / max(plain, 1e-9)
 
     def _predicted_s(self, tokens: int, sessions: int) -> float:
-        """What a step takes by the cost curve, above 0."""
+        """Predicts a step's seconds by the cost curve, above 0."""
         return max(self._step_s(tokens, sessions), 1e-9)
 
 

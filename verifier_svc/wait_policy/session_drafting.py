@@ -42,7 +42,7 @@ def slows(slowdown: float) -> bool:
 
 
 class TenantDrafting:
-    """What the rounds of one tenant have gained, and what tries may lose."""
+    """Gain of one tenant's rounds, and the loss that tries may take."""
 
     def __init__(self) -> None:
         self.gain = 1.0

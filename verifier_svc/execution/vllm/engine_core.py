@@ -207,7 +207,7 @@ def wait_for_end(workers: Sequence[Any]) -> str:
 
 
 def ends_of(workers: Sequence[Any]) -> str:
-    """How the first of these processes that is gone ended."""
+    """Describes the end of the first of these processes that is gone."""
     for worker in workers:
         if (code := worker.proc.exitcode) is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

@@ -50,7 +50,7 @@ class Rewound(NamedTuple):
 
 @dataclass(slots=True)
 class KnownRequest:
-    """What the workers have of one sequence."""
+    """State of one sequence in the workers."""
 
     name: str
     prompt_length: int
