@@ -138,7 +138,7 @@ class SessionRun:
             finished = self._finish_text(await self._decode())
             outcome = FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
         except (asyncio.CancelledError, Aborted) as error:
-            outcome = outcome_of(error) if isinstance(error, Aborted) else "left"
+            outcome = outcome_of(error) if isinstance(error, Aborted) else "disconnected"
             await self._suspend()
             raise
         except (Unavailable, ResourceExhausted) as error:  # another gateway may go on with it

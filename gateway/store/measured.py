@@ -20,7 +20,7 @@ from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import BoundedLabels
 
 MOST_REASONS = 64
-NO_SESSION = "nobody"
+NO_SESSION = "no-session"
 """No session has this id."""
 MOST_CAUSE = 200
 """Characters of the store client's error that are logged."""

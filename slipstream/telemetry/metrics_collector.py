@@ -58,8 +58,12 @@ class MetricsCollector(Collector):
     """`read` copies the numbers, on the event loop; `collect` yields the copies, on any thread."""
 
     def __init__(self, role: metrics.Role, sources: Mapping[metrics.Metric, Source]) -> None:
-        """Raises ValueError where a metric of the role has no source, or a source no metric of the role."""
+        """Deprecated metrics have no sources: they repeat the present ones. Raises ValueError where another metric of
+        the role has no source, or a source no metric of the role."""
         declared = {metric for metric in metrics.DECLARED if role in metric.roles}
+        present = {metric.name: metric for metric in declared}
+        self._deprecated = {old: present[old.same_as] for old in declared if old.name in metrics.DEPRECATED}
+        declared -= self._deprecated.keys()
         if odd := declared ^ set(sources):
             raise ValueError(
                 f"declared for the {role} or given a source, but not both: {sorted(each.name for each in odd)}"
@@ -85,6 +89,12 @@ class MetricsCollector(Collector):
                 yield _renamed(metric, source)
             else:
                 yield _family(metric, values.get(metric, {}))
+        for old, metric in self._deprecated.items():
+            source = self._sources[metric]
+            if isinstance(source, Histogram):
+                yield _renamed(old, Renamed(source, lambda labels, names=old.labels: tuple(map(labels.get, names))))
+            else:
+                yield _family(old, values.get(metric, {}))
 
 
 def _family(metric: metrics.Metric, values: Values) -> Metric:

@@ -32,7 +32,7 @@ REASONS = {
     types_pb2.ROUND_REASON_FAILED: "failed",
     types_pb2.ROUND_REASON_ASKED: "asked",
 }
-"""Values of the attribute `slipstream.because`."""
+"""Values of the attribute `slipstream.reason`."""
 
 
 @dataclass(slots=True)

@@ -176,7 +176,7 @@ class DrafterLink:
             if attachment is not None and candidates.epoch == attachment.session.request.epoch:
                 news = self._take(attachment, candidates) or news
                 continue
-            self._context.dropped["nobody"] += len(candidates.token_ids)  # late, or for no session
+            self._context.dropped["unknown_session"] += len(candidates.token_ids)  # late, or for no session
             if not self._allowance.spend(len(candidates.token_ids)):
                 self._cut_off_flood()
                 return
