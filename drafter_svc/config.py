@@ -62,7 +62,7 @@ class DrafterConfig:
     """Salts that have a corpus at a time; the one that was away longest goes first."""
     corpus_shared: bool = False
     """One corpus for all sessions, whatever their salt. What one client wrote then shows to others as speed: for
-    deployments where everyone may know. Otherwise sessions without a salt share nothing."""
+    deployments where every client may know. Otherwise sessions without a salt share nothing."""
     proposal_tokens: int = 32
     """Support of the honest sparse q that the rule `rejection` is sent."""
     grace_s: float = 5.0
@@ -86,7 +86,7 @@ class DrafterConfig:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
         if not method.needs_model and self.translate_for:
             raise InvalidArgument(
-                f"DRAFTER_TRANSLATE_FOR is of no use with the method {self.method!r}; leave it unset."
+                f"DRAFTER_TRANSLATE_FOR does not apply to the method {self.method!r}; leave it unset."
             )
         require_positive(self, PREFIX, "kv_tokens", "max_sessions", "max_nodes", "width", "sharpness")
         require_positive(self, PREFIX, "step_tokens", "proposal_tokens", "corpus_salts")

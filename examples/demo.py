@@ -179,7 +179,7 @@ async def compare(line: grpc.aio.Channel, kind: Kind) -> Comparison:
 
 
 def report(found: Sequence[Comparison]) -> str:
-    """A table of all kinds of text, and what it says."""
+    """A table of all kinds of text, and its summary."""
     lines = [f"{'kind of text':28}{'tokens/s plain':>16}{'speculative':>13}{'ratio':>8}{'tokens a pass':>15}"]
     for each in found:
         off, on = each.speeds

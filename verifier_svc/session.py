@@ -52,10 +52,10 @@ class NoStream:
     """Stream of a session that no gateway opened."""
 
     def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
-        """Nobody reads it."""
+        """Discards it."""
 
     def end(self, end: verifier_pb2.SessionEnd) -> None:
-        """Nobody reads it."""
+        """Discards it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ SPARE_CONNECTIONS = 256
 _MOST_NAMED = 64
 """Characters of an unknown field's name that are sent back."""
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")
-"""Names by which pydantic tells the kinds of one field apart."""
+"""Names by which pydantic distinguishes the kinds of one field."""
 _REASONS = {
     "missing": FIELD_MISSING,
     "enum": VALUE_UNKNOWN,

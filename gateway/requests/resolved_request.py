@@ -49,7 +49,7 @@ class ResolvedRequest:
     """Fingerprint of the tokenizer that makes the session's text."""
     follows_prompt: bool = field(default=False, compare=False)
     """Whether the text goes on from the prompt's; a message of a conversation begins one. Of a session that is
-    resolved again its record says that."""
+    resolved again its record marks that."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Which drafters may take the place of one that fails."""
 
@@ -69,7 +69,7 @@ class ResolvedRequest:
 
     @property
     def mixed_arithmetic(self) -> bool | None:
-        """Whether the text may go on with another arithmetic than it began with; None: as the operator says."""
+        """Whether the text may go on with another arithmetic than it began with; None: as the operator configured."""
         return self.request.mixed_arithmetic if self.request.HasField("mixed_arithmetic") else None
 
     def open_request(

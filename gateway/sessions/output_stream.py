@@ -195,7 +195,7 @@ class OutputStream:
         current = self.started.revision
         if revision is not None and revision > current:
             raise OutOfRange(
-                f"The session's text has revision {current} and never had {revision}; send what Started said.",
+                f"The session's text has revision {current} and never had {revision}; send the one of Started.",
                 reason="NO_REVISION",
                 field="revision",
                 numbers={"revision": current},

@@ -84,7 +84,7 @@ class SessionEntry:
                 self.task.cancel()
 
     def choose_mixed(self, mixed: bool | None) -> None:
-        """Take over what a client says about `mixed_arithmetic`; None: nothing."""
+        """Take over a client's `mixed_arithmetic`; None: not set."""
         self.mixed = self.mixed if mixed is None else mixed
         if self.run is not None and self.mixed is not None:
             self.run.mixed_arithmetic = self.mixed

@@ -118,7 +118,7 @@ class MeasuredStore:
         self._worry = worry
 
     async def require_no_eviction(self) -> None:
-        """Wait until the store answers. Raises FailedPrecondition where it may drop sessions, or does not say."""
+        """Wait until the store answers. Raises FailedPrecondition where it may evict sessions, or that is unknown."""
         while True:
             with suppress(Unavailable):
                 worry = _worry(await self._store.memory_usage())
@@ -216,4 +216,4 @@ def _worry(memory: StoreMemory | None) -> str:
             f"The session store drops sessions when its memory is full (maxmemory-policy {memory.policy}); set it to "
             "noeviction."
         )
-    return "The session store does not say whether it drops sessions: permit the command INFO, and set noeviction."
+    return "The session store does not report whether it evicts sessions: permit the command INFO, and set noeviction."

@@ -3,7 +3,7 @@
 Two keys for each session, one script for each operation. The keys share a hash tag, hence a cluster slot. The server's
 own clock decides about leases. Only after a failover is a lease of one server's clock read by another's, which may be
 ahead or behind: a living owner's session may then be taken from it, which its epoch makes safe and costs a prefill. A
-lease that begins in the future is none, so nobody waits longer than a lease for a dead owner, whatever the clocks say.
+lease that begins in the future is none, so no gateway waits longer than a lease for a dead owner, whatever its clock.
 Scripts run by EVALSHA and are loaded again when the server forgot them (a restart, a failover).
 """
 
@@ -100,7 +100,7 @@ class RedisStore:
         async with typed_errors():
             try:
                 answers = await cancellable(self._infos())
-            except ResponseError:  # a user whom its rules forbid INFO
+            except ResponseError:  # a user whose rules forbid INFO
                 return StoreMemory(0, 0, "")
         return max(map(_memory, answers), key=lambda each: (each.evicts, each.used_share))
 

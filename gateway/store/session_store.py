@@ -67,7 +67,7 @@ class StoreMemory:
     max_bytes: int
     """0: no limit of its own."""
     policy: str
-    """Redis' `maxmemory-policy`; empty where the server does not say."""
+    """Redis' `maxmemory-policy`; empty where the server does not report it."""
 
     @property
     def evicts(self) -> bool:

@@ -18,7 +18,7 @@ from slipstream.tokenizer.codec import byte_level, byte_token
 NFC_SHRINKS = 4
 """A text has at most so many times the bytes of its normal form C (a test computes it)."""
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation"}
-"""Pre-tokenizers that only divide a text, unless told to remove what they divide by."""
+"""Pre-tokenizers that only divide a text, unless configured to remove what they divide by."""
 
 
 class TokenBytes(NamedTuple):

@@ -11,7 +11,7 @@ TICKS = Path("/proc/stat")
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """None where the system does not tell."""
+    """None where the system reports none."""
 
     steal_percent: float | None
     """Share of all cores' time that a hypervisor gave to others."""

@@ -112,7 +112,7 @@ def _rounds(
     check: PairCheck, engine: Engine, opened: OpenedProposer, prompts: Sequence[Asked], tokens: int
 ) -> tuple[list[Round], Calls, list[int], TimedRounds | None]:
     """Rounds over the target's texts, the calls that they took, the lengths of all answers, and the rounds of the first
-    text once more. A text that loops is guessed by anybody, and flatters all figures: it is counted and left out."""
+    text once more. Any drafter predicts a text that loops, which flatters all figures: it is counted and left out."""
     tokenizer = load_tokenizer(check.target)
     counts_first = find_method(check.method).needs_model
     rounds: list[Round] = []

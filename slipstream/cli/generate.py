@@ -56,7 +56,7 @@ MixedArithmetic = Annotated[
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    """Options of `generate` that say what is asked for."""
+    """Options of `generate` for its request."""
 
     model: Model = ""
     max_tokens: MaxTokens = 256

@@ -96,7 +96,7 @@ MaxDraftTokens = Annotated[
 
 @dataclass(frozen=True)
 class Connection:
-    """Options of a command that talks with gateways; with the local one by default."""
+    """Options of a command that calls gateways; the local one by default."""
 
     server: Servers = None
     api_key: ApiKey = ""

@@ -53,7 +53,7 @@ async def run(fleet: Fleet, addresses: AddressOptions) -> None:
 
 
 def _placed(methods: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
-    """Says what it chose."""
+    """Reports its choice."""
     cores = available_cores()
     placement = place(cores, methods, draft_in_verifier, threads, computes_on_own_cores(engine))
     if draft_in_verifier is None or not threads:

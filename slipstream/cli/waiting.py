@@ -20,7 +20,7 @@ FEW = 0.5
 PAUSES = {
     "price": "a candidate costs what it brings",
     "slower": "no text of now gains as much as drafting slows its steps",
-    "trial": "a trial of decoding without drafting is under way",
+    "trial": "a trial without drafting is under way",
 }
 """Sentences for the causes of `slipstream_drafting_paused`."""
 Listing = Callable[[], gateway_pb2.ListModelsResponse]

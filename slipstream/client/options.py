@@ -89,7 +89,7 @@ class ChatOptions(GenerateOptions, total=False):
 
 
 class RollbackOptions(TypedDict, total=False):
-    """Options of what a rolled-back session says anew."""
+    """Options of a rolled-back session's new output."""
 
     edit: str | Sequence[int]
     """Text or tokens behind the tokens that stay."""

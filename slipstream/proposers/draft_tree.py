@@ -193,8 +193,8 @@ class DraftTree:
         return sent
 
     def frame(self, nodes: Sequence[DraftNode], source: int = 0) -> Frame:
-        """The frame of these nodes, which were marked as sent one after the other. One of no nodes says that what was
-        sent before is no candidate any more, if a generation began since."""
+        """The frame of these nodes, which were marked as sent one after the other. One without nodes marks that those
+        sent before are no candidates any more, if a generation began since."""
         distributions = tuple(node.distribution for node in nodes)
         return Frame(
             base_length=self.base_length,

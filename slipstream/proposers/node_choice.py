@@ -61,7 +61,7 @@ class NodeChooser:
             for place, nodes in zip(some, propose(some, own), strict=True):
                 answer = answers[place.index]
                 if not nodes:
-                    error = "the draft model's numbers are broken for this session."
+                    error = "the draft model's logits are NaN or infinite for this session."
                     answers[place.index] = Internal(error, reason="BROKEN_NUMBERS")
                 elif isinstance(answer, Proposal):
                     answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])

@@ -162,11 +162,11 @@ def structure_to_proto(structure: StructuredOutput | None) -> types_pb2.Structur
     return message
 
 
-def logprobs_to_proto(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
+def logprobs_to_proto(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
     return types_pb2.TokenLogprobs(
-        logprob=told.logprob,
-        top_token_ids=[token for token, _ in told.top],
-        top_logprobs=[logprob for _, logprob in told.top],
+        logprob=logprobs.logprob,
+        top_token_ids=[token for token, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
     )
 
 

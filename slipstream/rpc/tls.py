@@ -81,7 +81,7 @@ class Certificates:
             return self._material
 
     def server_context(self) -> ssl.SSLContext:
-        """A context of Python's own TLS with the present material, for servers that do not speak gRPC."""
+        """A context of Python's own TLS with the present material, for servers of other protocols than gRPC."""
         material = self.current()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

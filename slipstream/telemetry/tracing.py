@@ -105,7 +105,7 @@ class Tracing:
 
     def begin(self, name: str, carrier: Mapping[str, str]) -> Trace | None:
         """The trace of a request: the client's own if it sent a `traceparent`. None where tracing is off. A client that
-        sends no spans says so in its `tracestate`: then its trace begins here, and misses no parent."""
+        sends no spans marks that in its `tracestate`: then its trace begins here, and misses no parent."""
         if self.sampler is ALWAYS_OFF:
             return None
         context = TraceContextTextMapPropagator().extract(carrier)

@@ -43,7 +43,7 @@ def source_and_revision(name: str) -> tuple[str, str]:
     NotFound for a missing folder."""
     if is_local(name):
         return str(model_folder(name)), NEWEST
-    hub.reachable()  # else its libraries are told that it is not, before they ask
+    hub.reachable()  # else its libraries get the setting that it is not, before they try
     source, _, revision = name.partition("@")
     return source, revision or NEWEST
 

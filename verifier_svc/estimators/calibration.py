@@ -10,7 +10,7 @@ sorted into bins, finer near 1 where confidences crowd and path products are sen
 (the mean of a Beta posterior), the y are made non-decreasing, and between the points the curve is linear. The prior of
 a label's curve is its drafter's at that depth; the prior of that, the drafter's at all depths; of that, the claim.
 
-**Only a node whose parent was accepted gives evidence.** Under a rejected parent the target never said what it would
+**Only a node whose parent was accepted gives evidence.** Under a rejected parent the target never showed what it would
 have taken: counting such a node as rejected would charge the parent's failure to the child, once more per level, and
 path products would then multiply it twice. For such nodes c is simply not observed. The choice of nodes by the budget
 does no such harm: it looks at c (and depth), which is what the curve is conditioned on.

@@ -57,7 +57,7 @@ class StepLimits:
     pays or not. The cost curve then has candidates for nothing, so that all are verified."""
     prompt_step_s: float = 0.0
     """Seconds that a step with prompts may take beside sessions that decode, however quick they are; where tenants are
-    told apart, they are too quick for it (`verifier_svc.scheduling.prompt_room`)."""
+    distinguished, they are too quick for it (`verifier_svc.scheduling.prompt_room`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ OWN_WEIGHT, OWN_LEAST, OWN_MOST = 0.3, 0.25, 4.0
 class PromptRoom:
     def __init__(self, curve: CostCurve, step_tokens: int, prefill_tokens: int, prompt_step_s: float = 0.0) -> None:
         """`step_tokens`: most of one step; `prefill_tokens`: most of prompts beside sessions that decode;
-        `prompt_step_s`: what a step with prompts may take beside them in any case, where tenants are not told apart."""
+        `prompt_step_s`: what a step with prompts may take beside them in any case, without separate tenants."""
         self._curve, self._prompt_step_s = curve, prompt_step_s
         self._step_tokens, self._prefill_tokens = step_tokens, prefill_tokens
         self._cost, self._shares = PromptCost(), PrefillShares()

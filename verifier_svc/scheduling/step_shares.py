@@ -14,11 +14,11 @@ its own step or as many as any other one. Where those are fewer than its session
 decoded last (`Shares.places`); its prompts leave its sessions half of them. A session costs more than its token: if as
 many tokens as the shortest own step has take longer than L for each, because others bring them by more sessions, some
 of these sit the step out too. Within that the budget chooses what brings the most tokens a second, as for one tenant;
-only if that leaves somebody less than was promised do candidates of its own step come first (`Shares.least`), and
+only if that leaves a tenant less than was promised do candidates of its own step come first (`Shares.least`), and
 prompts have what they were given (`Shares.prompts`), however much the rest takes.
 
 Why that is enough: the tenant with the shortest own step has all of it in a step of at most L, for T times its tokens,
-brought by T times its sessions, take no longer, whatever a curve says. Any other one has the
+brought by T times its sessions, take no longer, whatever a curve predicts. Any other one has the
 tokens of its own step in as many seconds, or as many of them as anyone: with t(n) = a + b * n, and n tokens in the
 shortest own step, it has a / b + n tokens in T * (a + b * n) seconds, a T-th of 1 / b, the most that it could have in
 any step. No session waits for ever: two tokens of two tenants take no longer in one step than in two, so each tenant

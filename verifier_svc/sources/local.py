@@ -206,8 +206,8 @@ class LocalSource:
         sampling = session.request.sampling
         if sampling.drawn and not self._method.gives_distribution:
             raise FailedPrecondition(
-                f"drafter {self._method.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
-                "use the coupled rule, which accepts as much of its candidates.",
+                f"drafter {self._method.name} samples from no distribution, which the rule "
+                f"{sampling.acceptance!r} needs; use the coupled rule, which accepts as much of its candidates.",
                 reason="NO_DISTRIBUTION",
             )
         if self._need is not None and not session.served:

@@ -54,7 +54,7 @@ class ShadowRound:
         """Committed length after the round."""
         return self._base + len(self.path) + 1
 
-    def decided(self, token_ids: Sequence[int]) -> bool:
+    def follow(self, token_ids: Sequence[int]) -> bool:
         """Follows the tokens committed next; returns whether no later token can add to the accepted ones."""
         for token in token_ids:
             node = self.chosen.child(self._node, token)
@@ -123,7 +123,7 @@ class ShadowDrafter:
         if walk is None:
             return None
         over = len(double.tokens) >= double.request.max_length or double.tokens[-1] in double.request.stop_token_ids
-        decided = walk.decided(token_ids)
+        decided = walk.follow(token_ids)
         if not decided and not over:  # nothing is committed behind the end
             return None
         if decided and len(walk.chosen):

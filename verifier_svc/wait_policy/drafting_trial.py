@@ -17,9 +17,9 @@ ACCIDENT times their median. Trials follow each other until their mean differs f
 before the trials showed it, by more than its standard error; that it gains less than it slows, no single one decides.
 
 **What trials cost.** A decided question rests until what its trials lost is SHARE of the time since. So a clear answer
-is asked for rarely, and one near a draw often, where asking costs nothing. Before the first trial the cost curve says
-what a plain step would lose: where drafting clearly beats the prediction, that one is late too. Where no session drafts
-any more when the rest ends, the slowdown is forgotten: sessions draft, and it is found again.
+is asked for rarely, and one near a draw often, where asking costs nothing. Before the first trial the cost curve
+predicts what a plain step would lose: where drafting clearly beats the prediction, that one is late too. Where no
+session drafts any more when the rest ends, the slowdown is forgotten: sessions draft, and it is found again.
 """
 
 from __future__ import annotations

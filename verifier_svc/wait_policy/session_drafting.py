@@ -37,7 +37,7 @@ TENANT_WEIGHT = 0.02
 
 
 def slows(slowdown: float) -> bool:
-    """Whether drafting takes enough time of the verifier's steps to ask for whom it pays."""
+    """Whether drafting takes enough of the verifier's steps to decide for each session whether it pays."""
     return slowdown > LEAST
 
 

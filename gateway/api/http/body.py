@@ -64,7 +64,7 @@ class BodyReader:
     """Reads the bodies of all requests."""
 
     def __init__(self, limits: BodyLimits, work: TenantWork, most_bytes: MostBytes) -> None:
-        """`limits`: for everybody. `work`: parses large bodies. `most_bytes`: what the caller's own limits leave."""
+        """`limits`: for all callers. `work`: parses large bodies. `most_bytes`: what the caller's own limits leave."""
         self._limits = limits
         self._work = work
         self._most_bytes = most_bytes

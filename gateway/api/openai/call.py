@@ -194,7 +194,7 @@ def _cached_tokens(choices: Sequence[Choice]) -> int:
 
 
 def ending(finished: gateway_pb2.Finished | None) -> dict[str, Any]:
-    """The fields of a choice that say how it ended; null while it goes on."""
+    """The fields of a choice for its end; null while it goes on."""
     if finished is None:
         return {"finish_reason": None}
     reason = {"finish_reason": FINISH_REASONS.get(finished.reason), "stop_reason": finished.stop or None}

@@ -1,6 +1,6 @@
 """One session of the drafting loop: the committed tokens of one text, and the tree proposed beyond them. Disposable.
 
-A remote drafter and a verifier that drafts itself keep the same one; they differ in who commits, and in what is sent.
+A remote drafter and a verifier that drafts itself keep the same one; they differ in what commits, and in what is sent.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class EngineCore:
 
 
 def wait_for_end(workers: Sequence[Any]) -> str:
-    """Waits for the first of vLLM's worker handles whose process ends; says how."""
+    """Waits for the first of vLLM's worker handles whose process ends; returns how it ended."""
     ended = multiprocessing.connection.wait([worker.proc.sentinel for worker in workers])
     for worker in workers:
         if worker.proc.sentinel in ended:

@@ -26,7 +26,7 @@ class SessionParameters:
 
     sampling: SamplingParams
     prompt_length: int
-    """Tokens before the output; penalties tell the two apart."""
+    """Tokens before the output; penalties distinguish the two."""
     top_logprobs: int | None = None
 
     def pack(self) -> dict[str, Any]:

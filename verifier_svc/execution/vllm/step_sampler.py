@@ -204,7 +204,7 @@ class StepSampler:
     def _reject(
         self, batch: Batch, rows: npt.NDArray[np.void], processed: Tensor, chosen: Tensor, accepted: Tensor
     ) -> Tensor:
-        """Writes into `chosen` and `accepted` what the ratio rule decides, and returns who is dishonest [N]."""
+        """Writes into `chosen` and `accepted` what the ratio rule decides, and returns where q is dishonest [N]."""
         ratio = np.flatnonzero(rows["ratio"])
         at, sessions = batch.to_device(ratio), np.unique(batch.owners[ratio])
         likeliest, one_hot = chosen[at], batch.to_device(np.flatnonzero(rows["greedy"][ratio]))
