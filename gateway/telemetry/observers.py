@@ -9,9 +9,9 @@ from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.sessions.observer import Observers, RequestObserver, SessionObserver
 from gateway.sessions.request_stats import RequestStats
+from gateway.telemetry.experiment_samples import ExperimentSamples
 from gateway.telemetry.gateway_spans import current_context, session_trace, traced
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
-from gateway.telemetry.trial import Trial
 from slipstream.telemetry.composite import composite
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from measurement.load.runner import Answered, Heard, Send
+from measurement.load.runner import Answered, Arrived, Send
 from slipstream.client.client import pieces
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint, check_plaintext_key

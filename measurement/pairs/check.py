@@ -150,9 +150,9 @@ class TargetText:
     prompt_length: int
     sampling: SamplingParams
     states: HiddenStates | None = None
-    """Of all tokens but the last, for heads."""
+    """Hidden states of all tokens but the last, for heads."""
     vocabulary_size: int = UNLIMITED
-    """Of the target."""
+    """Vocabulary size of the target."""
 
     @property
     def written(self) -> list[int]:

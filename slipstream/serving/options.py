@@ -108,7 +108,7 @@ class FleetOptions:
 
 @dataclass(frozen=True)
 class AddressOptions:
-    """Options of `serve` that say where it is reached and where it logs sessions."""
+    """Options of `serve` for its addresses and its session log."""
 
     listen: Annotated[
         str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.", rich_help_panel=ADDRESSES)

@@ -8,12 +8,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PRODUCT = ("protos", "slipstream", "gateway", "drafter_svc", "verifier_svc", "training", "tools", "examples", "k8s")
+PRODUCT = (
+    "protos",
+    "slipstream",
+    "gateway",
+    "drafter_svc",
+    "verifier_svc",
+    "training",
+    "measurement",
+    "tools",
+    "examples",
+    "k8s",
+)
 SOURCES = {".py", ".proto", ".lua", ".c", ".h", ".js", ".html", ".yaml", ".tpl", ".sh", ".go", ".rs", ".java"}
 GENERATED = ROOT / "slipstream" / "v1"
 OPENING = re.compile(r'^ *r?"""(?:What|How|Of|Whom?|The same)\b', re.MULTILINE)
 PRIVATE = re.compile(r"\b(?:[Tt](?:ell(?:s|ing)?|old)|[Hh]ear(?:s|d|ing)?|[Nn]obody|[Ww]hom)\b")
-LITERAL = {"slipstream/cli/pair_check.py": "a friend whom you have not seen"}
+LITERAL = {"measurement/pairs/check.py": "a friend whom you have not seen"}
 """Words that are meant as they stand, by file: a prompt about people."""
 FILES = {
     str(path.relative_to(ROOT)): path

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.routing.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
 from gateway.routing.rules import Rule
-from gateway.telemetry.trial import DEPTHS, KEPT, Trial
+from gateway.telemetry.experiment_samples import DEPTHS, KEPT, ExperimentSamples
 from measurement.experiments.comparison import merge
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
