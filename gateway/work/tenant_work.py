@@ -91,7 +91,7 @@ class TenantWork:
         self._queue.put(tenant.name, job, len(body))
         self.waiting[kind] += 1
         self._begin_jobs()
-        turn = loop.call_later(WAIT_S, self._give_up, tenant.name, job)
+        turn = loop.call_later(WAIT_S, self._time_out, tenant.name, job)
         try:
             return _checked(await job.result)
         finally:
@@ -178,7 +178,7 @@ class TenantWork:
             process.kill()
         return await self._source.new()
 
-    def _give_up(self, tenant: str, job: _QueuedJob) -> None:
+    def _time_out(self, tenant: str, job: _QueuedJob) -> None:
         if self._take_out(tenant, job):
             error = ResourceExhausted("earlier requests of this tenant take too long; try again later.", reason="WORK")
             self._count(job.frame.head["kind"], "timeout", job, error)

@@ -110,7 +110,7 @@ class LocalSource:
         try:
             self._check(session)
         except SlipstreamError as error:
-            self._give_up(attachment, error)
+            self._detach(attachment, error)
             return
         session.name_source(attachment.number, name)
         self._sessions[session] = attachment
@@ -167,7 +167,7 @@ class LocalSource:
         attachment = self._sessions.get(session)
         if attachment is not None:
             self.close(session)
-            self._give_up(attachment, error)
+            self._detach(attachment, error)
 
     def _attach(self, session: DraftedSession, name: str) -> LocalSession:
         number, context = next(self._context.numbers), self._context
@@ -218,8 +218,8 @@ class LocalSource:
         if len(session.tokens) >= self._max_length:
             raise ResourceExhausted(f"the draft model holds {self._max_length} tokens; decode without it.")
 
-    def _give_up(self, attachment: LocalSession, error: SlipstreamError) -> None:
-        self._context.give_up(attachment.session, self)
+    def _detach(self, attachment: LocalSession, error: SlipstreamError) -> None:
+        self._context.detach(attachment.session, self)
         attachment.report_given_up(error)
 
     def _expected(self, attachment: LocalSession) -> bool:

@@ -81,7 +81,7 @@ class SourceContext:
     target: types_pb2.ModelInfo
     threshold: float
     """Path probability that candidates must have; `PAUSE`: none are wanted."""
-    give_up: Callable[[DraftedSession, CandidateSource], None]
+    detach: Callable[[DraftedSession, CandidateSource], None]
     """The source is not asked again for the session."""
     clock: Callable[[], float]
     silence_s: float

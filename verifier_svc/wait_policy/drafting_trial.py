@@ -152,19 +152,19 @@ class DraftingTrial:
         if self.trying:
             self._others += 1
             if self._others > MOST_OTHERS:
-                self.give_up()
+                self.cancel()
         elif answer.slowdown and answer.passed >= (REST if answer.rest is None else answer.rest):
             answer.slowdown = 0.0
 
     def hold(self, sessions: int) -> None:
         """A step that shows nothing, because one tenant has most of it: the slowdown is what was found for as many
         sessions as the others have."""
-        self.give_up()
+        self.cancel()
         self._sessions = max(1.0, float(sessions))
         self._load = round(math.log2(self._sessions))
         self._answer = self._answers.setdefault(self._load, LoadAnswer())
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Ends a trial without a result; what was measured is dropped."""
         if self.trying:
             self.trying = False
@@ -181,7 +181,7 @@ class DraftingTrial:
         self._sessions += (sessions - self._sessions) * (WEIGHT if self._load is not None else 1.0)
         exact = math.log2(self._sessions)
         if self._load is None or abs(exact - self._load) > NEAR:
-            self.give_up()
+            self.cancel()
             self._load = round(exact)
             # A load that was never there begins with what was found last.
             self._answer = self._answers.setdefault(self._load, LoadAnswer(self._answer.slowdown))

@@ -195,7 +195,7 @@ class WaitPolicy(Generic[Key]):
         priced = others or PricedStep(step.sessions, tokens, self._rate(step), held=False)
         self._draft_threshold.observe(priced.rate, lambda size: self._step_s(size, priced.sessions), priced.tokens)
         if self._draft_threshold.threshold == PAUSE:
-            self._trial.give_up()  # the price has answered
+            self._trial.cancel()  # the price has answered
         elif priced.held:
             self._trial.hold(priced.sessions)
         elif compared is None:
