@@ -56,15 +56,15 @@ class DrafterConfig:
     step_tokens: int = 512
     """Most tokens of one forward pass; longer prompts are prefilled over several."""
     corpus_tokens: int = 0
-    """For `suffix`: how much of the output of sessions with one cache salt helps later ones with the same; 0: none.
-    About 120 bytes each, for each of the `corpus_salts`."""
+    """For `suffix`: tokens of output of earlier sessions with a cache salt from which later ones with the same are
+    drafted; 0: none. About 120 bytes each, for each of the `corpus_salts`."""
     corpus_salts: int = 16
     """Salts that have a corpus at a time; the one that was away longest goes first."""
     corpus_shared: bool = False
     """One corpus for all sessions, whatever their salt. What one client wrote then shows to others as speed: for
     deployments where every client may know. Otherwise sessions without a salt share nothing."""
     proposal_tokens: int = 32
-    """Support of the honest sparse q that the rule `rejection` is sent."""
+    """Most tokens of the sparse distribution q that is sent with each candidate under the rule `rejection`."""
     grace_s: float = 5.0
     """Seconds that sessions may stay after SIGTERM until their gateways have moved them."""
     metrics_listen: str = ""

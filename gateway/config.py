@@ -110,7 +110,7 @@ class GatewayConfig:
     credit_tokens: int = 512
     """Output tokens that a verifier may be ahead of the client."""
     rules: str = ""
-    """Which requests speculate, with which drafters and how far: see `gateway.routing.rules`."""
+    """Requests that speculate, their drafters and draft lengths: see `gateway.routing.rules`."""
     experiment: str = ""
     """Split of sessions that name no drafter between drafters: see `gateway.routing.experiment`."""
     experiment_name: str = "experiment"
@@ -131,7 +131,7 @@ class GatewayConfig:
     rehoming_wait_s: float = 10.0
     """Seconds that a session, or a request for one, waits for a verifier."""
     mixed_arithmetic: str = "refuse"
-    """For a session whose text no verifier left could have begun, if its request does not set it: `refuse` ends it with
+    """For a session for whose arithmetic no verifier is left, if its request does not set it: `refuse` ends it with
     ARITHMETIC_GONE, to be resumed; `mark` goes on with another arithmetic, and marks the text."""
     stall_s: float = 30.0
     """Seconds without a step after which a session leaves its verifier."""

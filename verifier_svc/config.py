@@ -70,7 +70,7 @@ class VerifierConfig:
     measure_s: float = 3.0
     """Seconds at the start in which passes of all sizes are timed; their cost is refined while serving."""
     silence_s: float = 3.0
-    """Seconds without a sign of life after which a drafter that owes a step is given up."""
+    """Seconds without a sign of life after which a drafter that owes a step is detached."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
     draft model (a folder or hub id), `medusa=FOLDER`, `eagle=FOLDER` or `dflash=FOLDER` for heads. Gateways name

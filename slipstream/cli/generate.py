@@ -49,7 +49,7 @@ MixedArithmetic = Annotated[
     typer.Option(
         "--mixed-arithmetic/--no-mixed-arithmetic",
         help="Whether the text may go on, marked, where no verifier is left that computes as the one that began it.",
-        show_default="as the gateway says",
+        show_default="the gateway's",
     ),
 ]
 

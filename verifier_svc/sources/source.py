@@ -85,7 +85,7 @@ class SourceContext:
     """The source is not asked again for the session."""
     clock: Callable[[], float]
     silence_s: float
-    """Seconds without a sign of life after which a drafter that owes a step is given up."""
+    """Seconds without a sign of life after which a drafter that owes a step is detached."""
     dial: Dial
     candidates_arrived: Callable[[], None] = lambda: None
     """Called when candidates came that a step may take."""
