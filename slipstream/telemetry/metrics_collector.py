@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from platform import python_version
 
 from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, disable_created_metrics
@@ -92,9 +93,13 @@ class MetricsCollector(Collector):
         for old, metric in self._deprecated.items():
             source = self._sources[metric]
             if isinstance(source, Histogram):
-                yield _renamed(old, Renamed(source, lambda labels, names=old.labels: tuple(map(labels.get, names))))
+                yield _renamed(old, Renamed(source, partial(_values_of, old.labels)))
             else:
                 yield _family(old, values.get(metric, {}))
+
+
+def _values_of(names: tuple[str, ...], labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels[name] for name in names)
 
 
 def _family(metric: metrics.Metric, values: Values) -> Metric:
