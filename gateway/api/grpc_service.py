@@ -22,7 +22,7 @@ from gateway.routing.router import Router
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send, SessionRegistry
 from gateway.store.measured import MeasuredStore
-from gateway.telemetry.trial import Trial
+from gateway.telemetry.experiment_samples import ExperimentSamples
 from gateway.text.large_message import put_together
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
@@ -140,7 +140,7 @@ class AuthenticatedCall:
     context: Context
     request: RequestContext
     texts: Texts | None = None
-    """What was taken out of a large request."""
+    """Texts that were taken out of a large request."""
 
     def sender(self, response: Callable[..., Any]) -> Send:
         """Sends events as this message of the call's stream."""

@@ -285,5 +285,5 @@ class OutputStream:
 
 
 def _fitting(logprobs: Sequence[gateway_pb2.Logprob]) -> int:
-    """How many tokens with log-probabilities such as these one Delta has."""
+    """Number of tokens with log-probabilities such as these that fit into one Delta."""
     return max(1, MOST_LOGPROBS // (1 + len(logprobs[0].top))) if logprobs else MOST_TOKENS

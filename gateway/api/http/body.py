@@ -205,7 +205,7 @@ def _is_small(body: bytes) -> bool:
 
 
 Elements = Mapping[str, type[BaseModel]]
-"""What the elements of a body's lists have to be, by the field's name."""
+"""Models of the elements of a body's lists, by the field's name."""
 
 
 def elements_of(endpoint: Callable[..., Any]) -> Elements:

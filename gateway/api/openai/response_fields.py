@@ -191,7 +191,8 @@ class ResponseRequest(ResponseTokensRequest):
         self.max_tokens = self.max_output_tokens or self.max_tokens
 
     async def returned(self) -> dict[str, Any]:
-        """What the response gives back of the request. Raises InvalidArgument for what is nested too deeply."""
+        """Fields of the request that the response repeats. Raises InvalidArgument for values that are nested too
+        deeply."""
         written: dict[str, Any] = {"exclude_unset": True, "by_alias": True, "mode": "json"}
         try:
             asked = self.model_dump(include=set(RETURNED) - {"tools"}, **written)

@@ -266,7 +266,7 @@ async def _stored(
 
 
 async def _pack(parts: HttpDependencies, stored: StoredResponse, tenant: Tenant) -> bytes:
-    """What is kept with a response. Raises what `written` raises."""
+    """Serialises the part that is kept with a response. Raises what `written` raises."""
     written = await stored.written(StoredLimits.of(parts.config.max_prompt_bytes))
     if len(written) < AT_ONCE:
         return zlib.compress(written)

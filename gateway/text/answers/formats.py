@@ -199,9 +199,9 @@ def nine_characters(id: str) -> str:
 
 
 def fitting(template: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
-    """What makes a message one as this template reads it: Mistral's refuses ids that are not its own, gpt-oss's a
-    content and reasoning beside calls, and DeepSeek's joins texts where others have a content or none, and an object.
-    None: it reads them all as they are."""
+    """Returns the function that converts a message to what this template reads: Mistral's refuses ids that are not its
+    own, gpt-oss's a content and reasoning beside calls, and DeepSeek's joins texts where others have a content or none,
+    and an object. None: it reads them all as they are."""
     if json_calls.TOOL_CALLS in template:
         return _with_nine
     if thought_format(template) == HARMONY:
