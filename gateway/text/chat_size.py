@@ -36,7 +36,7 @@ class ChatSize:
                 yield from (text.strip() for text in texts_in(content))
 
     def texts_of_message(self, chat: gateway_pb2.Chat) -> Iterator[str]:
-        """Texts of a conversation as clients of gRPC send it."""
+        """`texts` of a conversation as clients of gRPC send it."""
         # Another of the model's templates may be named there, and fields may replace what a message says.
         if not chat.template_variables_json and not any(each.fields_json for each in chat.messages):
             yield from self.texts([{"role": each.role, "content": each.content} for each in chat.messages], (), {})
