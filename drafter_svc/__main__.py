@@ -17,7 +17,7 @@ async def main() -> None:
     logs.configure("drafter", config.log_level, config.log_format)
     for model in filter(None, [config.model, config.translate_for]):
         check_folder(model)
-    # Imported now, because torch takes seconds and what is missing is told at once.
+    # Imported now, because torch takes seconds and missing settings are reported at once.
     from drafter_svc.drafter import running
 
     async with (

@@ -1,4 +1,4 @@
-"""What a drafter reads from its environment (`DRAFTER_*`)."""
+"""Settings of a drafter from its environment (`DRAFTER_*`)."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class DrafterConfig:
     step_tokens: int = 512
     """Most tokens of one forward pass; longer prompts are prefilled over several."""
     corpus_tokens: int = 0
-    """For `suffix`: how much of the output of sessions with one cache salt helps later ones with the same; 0: none.
-    About 120 bytes each, for each of the `corpus_salts`."""
+    """For `suffix`: tokens of output of earlier sessions with a cache salt from which later ones with the same are
+    drafted; 0: none. About 120 bytes each, for each of the `corpus_salts`."""
     corpus_salts: int = 16
     """Salts that have a corpus at a time; the one that was away longest goes first."""
     corpus_shared: bool = False
     """One corpus for all sessions, whatever their salt. What one client wrote then shows to others as speed: for
-    deployments where everyone may know. Otherwise sessions without a salt share nothing."""
+    deployments where every client may know. Otherwise sessions without a salt share nothing."""
     proposal_tokens: int = 32
-    """Support of the honest sparse q that the rule `rejection` is sent."""
+    """Most tokens of the sparse distribution q that is sent with each candidate under the rule `rejection`."""
     grace_s: float = 5.0
-    """How long sessions may stay after SIGTERM until their gateways have moved them."""
+    """Seconds that sessions may stay after SIGTERM until their gateways have moved them."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     log_level: str = "info"
@@ -86,7 +86,7 @@ class DrafterConfig:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
         if not method.needs_model and self.translate_for:
             raise InvalidArgument(
-                f"DRAFTER_TRANSLATE_FOR is of no use with the method {self.method!r}; leave it unset."
+                f"DRAFTER_TRANSLATE_FOR does not apply to the method {self.method!r}; leave it unset."
             )
         require_positive(self, PREFIX, "kv_tokens", "max_sessions", "max_nodes", "width", "sharpness")
         require_positive(self, PREFIX, "step_tokens", "proposal_tokens", "corpus_salts")

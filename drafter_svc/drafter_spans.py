@@ -22,7 +22,7 @@ from slipstream.v1 import types_pb2
 
 @dataclass(slots=True)
 class DraftWork:
-    """What was done for a session in one round, or in the rounds of one segment."""
+    """Work for a session in one round, or in the rounds of one segment."""
 
     length: int
     """Committed tokens before it."""
@@ -32,7 +32,7 @@ class DraftWork:
     rounds: int = 0
     passes: int = 0
     drafted: int = 0
-    told: int = 0
+    sent: int = 0
     size: int = 0
     dropped: int = 0
     computing_s: float = 0.0
@@ -45,7 +45,7 @@ class DraftWork:
         self.rounds += 1
         self.passes += round.passes
         self.drafted += round.drafted
-        self.told += round.told
+        self.sent += round.sent
         self.size += round.size
         self.dropped += dropped
         self.computing_s += round.computing_s
@@ -55,7 +55,7 @@ class DraftWork:
             spans.LENGTH: self.length,
             spans.PASSES: self.passes,
             spans.DRAFTED: self.drafted,
-            spans.TOLD: self.told,
+            spans.SENT: self.sent,
             spans.BYTES: self.size,
             spans.COMPUTE: self.computing_s,
         }
@@ -90,7 +90,7 @@ class DraftTrace(DraftSessionObserver):
 
     def candidates_sent(self, count: int, size: int) -> None:
         """`size`: bytes of their frame."""
-        self._round.told += count
+        self._round.sent += count
         self._round.size += size
 
     def tokens_committed(self, token_ids: Sequence[int], *, traced: bool = False) -> None:

@@ -78,7 +78,7 @@ def collect_metrics(
             metrics.PASS_SECONDS: stats.seconds,
             metrics.PASS_SESSIONS: stats.sessions,
             metrics.PASS_TOKENS: stats.tokens,
-            metrics.GUESSED: lambda: stats.proposed,
-            metrics.TOLD: lambda: stats.sent,
+            metrics.DRAFTED_CANDIDATES: lambda: stats.proposed,
+            metrics.SENT_CANDIDATES: lambda: stats.sent,
         },
     )

@@ -40,7 +40,7 @@ Reply = types_pb2.Candidates | drafter_pb2.DraftRefusal
 
 @dataclass(frozen=True, slots=True)
 class DrafterLimits:
-    """What the service announces, and its bounds."""
+    """Model that the service announces, and its bounds."""
 
     model: types_pb2.ModelInfo
     max_sessions: int
@@ -145,7 +145,7 @@ class VerifierStream:
         session = self._session(number, epoch, request)
         held, used = self._scheduler.sessions_of(request.tenant), len(self._scheduler)
         if not may_take_slot(request.tenant, held, used, self._limits.max_sessions):
-            raise ResourceExhausted("the drafter serves as many sessions as it may; attach another one.")
+            raise ResourceExhausted("the drafter has its limit of sessions; attach another one.")
         trace = self._trace(session, request)
         session.observer = trace or session.observer
         self._sessions[number] = session
@@ -156,8 +156,8 @@ class VerifierStream:
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         if sampling.drawn and not self._limits.gives_distribution:
             raise FailedPrecondition(
-                f"drafter {self._limits.model.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
-                "use the coupled rule, which accepts as much of its proposals.",
+                f"drafter {self._limits.model.name} samples from no distribution, which the rule "
+                f"{sampling.acceptance!r} needs; use the coupled rule, which accepts as much of its proposals.",
                 reason="NO_DISTRIBUTION",
             )
         return DraftSession(
@@ -201,7 +201,7 @@ class VerifierStream:
         _check_hints(request)
 
     def _target_size(self, request: drafter_pb2.DraftOpen) -> int:
-        """Ids of the target; a verifier that does not say it has a target of the same size."""
+        """Ids of the target; a verifier that does not send it has a target of the same size."""
         return request.target.vocabulary_size or self._limits.model.vocabulary_size
 
     def _policy(self, policy: drafter_pb2.DraftPolicy) -> DraftPolicy:

@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def tokens_a_pass(self) -> float:
-        """Of the target."""
+        """Tokens per pass of the target."""
         run = self.speculative[0]
         return len(run.token_ids) / max(1, run.finished.statistics.rounds)
 
@@ -102,7 +102,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Of the speeds; 1 for texts of one token, which have none."""
+        """Ratio of the speeds; 1 for texts of one token, which have none."""
         off, on = self.speeds
         return on / off if off else 1.0
 
@@ -179,7 +179,7 @@ async def compare(line: grpc.aio.Channel, kind: Kind) -> Comparison:
 
 
 def report(found: Sequence[Comparison]) -> str:
-    """A table of all kinds of text, and what it says."""
+    """A table of all kinds of text, and its summary."""
     lines = [f"{'kind of text':28}{'tokens/s plain':>16}{'speculative':>13}{'ratio':>8}{'tokens a pass':>15}"]
     for each in found:
         off, on = each.speeds

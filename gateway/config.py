@@ -110,9 +110,9 @@ class GatewayConfig:
     credit_tokens: int = 512
     """Output tokens that a verifier may be ahead of the client."""
     rules: str = ""
-    """Which requests speculate, with which drafters and how far: see `gateway.routing.rules`."""
+    """Requests that speculate, their drafters and draft lengths: see `gateway.routing.rules`."""
     experiment: str = ""
-    """How sessions that name no drafter are split between drafters: see `gateway.routing.experiment`."""
+    """Split of sessions that name no drafter between drafters: see `gateway.routing.experiment`."""
     experiment_name: str = "experiment"
     """Sessions are assigned to arms by a hash of this name and their id."""
     max_prompt_bytes: int = 1_048_576
@@ -131,8 +131,8 @@ class GatewayConfig:
     rehoming_wait_s: float = 10.0
     """Seconds that a session, or a request for one, waits for a verifier."""
     mixed_arithmetic: str = "refuse"
-    """For a session whose text no verifier left could have begun, if its request says nothing: `refuse` ends it with
-    ARITHMETIC_GONE, to be resumed; `mark` goes on with another arithmetic, and says so."""
+    """For a session for whose arithmetic no verifier is left, if its request does not set it: `refuse` ends it with
+    ARITHMETIC_GONE, to be resumed; `mark` goes on with another arithmetic, and marks the text."""
     stall_s: float = 30.0
     """Seconds without a step after which a session leaves its verifier."""
     breaker_window_s: float = 30.0
@@ -146,7 +146,7 @@ class GatewayConfig:
     grace_s: float = 20.0
     """Seconds that running sessions have after SIGTERM."""
     alone: bool = False
-    """When this gateway ends, nobody continues its sessions: clients are told so, and do not try to resume."""
+    """When this gateway ends, no gateway continues its sessions: clients receive that, and do not resume."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     metric_workloads: tuple[str, ...] = ()

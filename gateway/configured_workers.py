@@ -27,7 +27,7 @@ class ConfiguredWorkers:
     fingerprint: str
     """Fingerprint of the gateway's tokenizer."""
     dial_for: Callable[[str], Dial]
-    """How to dial the workers of a role."""
+    """Returns the dialer for the workers of a role."""
     traffic: ByteCounter
     drafter_failed: DrafterFailed = lambda drafter, reason, sessions: None
     experiment: Experiment | None = None

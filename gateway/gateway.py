@@ -29,10 +29,10 @@ from gateway.store.memory import MemoryBackend, MemoryStore
 from gateway.store.quota import SharedQuota
 from gateway.store.session_store import SessionStore
 from gateway.store.write_behind import WriteBehindQueue
+from gateway.telemetry.experiment_samples import ExperimentSamples
 from gateway.telemetry.metrics_source import MetricsParts, metrics_collector
 from gateway.telemetry.observers import GatewayObservers
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
-from gateway.telemetry.trial import Trial
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.worker import setup_of
 from gateway.work.processes import ProcessSource
@@ -94,7 +94,7 @@ class GatewayServer:
     server: Server
     tokenizer: Tokenizer
     metrics: RequestMetrics
-    trial: Trial | None
+    samples: ExperimentSamples | None
     store: MeasuredStore
     config: GatewayConfig
     work: TenantWork
@@ -129,13 +129,13 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         for worker in router.workers:
             stack.push_async_callback(worker.close)
         write_behind = WriteBehindQueue(outside.clock) if config.durability == "relaxed" else None
-        trial = None if experiment is None else Trial(experiment)
-        observers = GatewayObservers(metrics, outside.tracing, trial)
+        samples = None if experiment is None else ExperimentSamples(experiment)
+        observers = GatewayObservers(metrics, outside.tracing, samples)
         context = GatewayContext(
             config, router, outside.random_bits, outside.clock, observers, _sampling_defaults(config)
         )
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
-        service = GatewayService(sessions, router, tokenizer, trial, store)
+        service = GatewayService(sessions, router, tokenizer, samples, store)
         keys = _open_keys(config, outside, quota)
         server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config), service.read)
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
@@ -153,7 +153,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
             try:
                 address = await server.start(config.listen, config.health_listen)
                 server.http_address = "" if http is None else await http.start(config.http)
-                yield GatewayServer(address, router, sessions, server, tokenizer, metrics, trial, store, config, work)
+                yield GatewayServer(address, router, sessions, server, tokenizer, metrics, samples, store, config, work)
             finally:
                 await drain(server, sessions, config.grace_s, http)
                 await flush(write_behind, config.store_grace_s)
@@ -219,7 +219,7 @@ def _http_server(
 
 
 def _client_certificates(config: GatewayConfig, outside: GatewayDependencies) -> Certificates | None:
-    """What clients see: the folder's, or else the certificate that the gateway shows to other services."""
+    """Certificates that clients see: the folder's, or else the certificate that the gateway shows to other services."""
     return Certificates(config.tls_folder, authorities=False) if config.tls_folder else outside.certificates
 
 

@@ -1,4 +1,5 @@
-"""What each setting means, read from the dataclasses that `config` fills: `--help` of a role, and docs/settings.md."""
+"""Descriptions of the settings, read from the dataclasses that `config` fills: `--help` of a role, and
+docs/settings.md."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@
     └── Internal             a bug or broken numbers; never the caller's fault
 
 A message is a sentence with the remedy in it. `reason` is a stable word for programs (`ErrorInfo.reason`), `field` the
-part of the request that is wrong, `numbers` what the sentence says in numbers, such as a limit.
+part of the request that is wrong, `numbers` the numbers of the sentence, such as a limit.
 
-What a server sends for an exception, whatever protocol it speaks: `typed_error`, `message_to_send`, `retry_delay_s`.
+What a server of any protocol sends for an exception: `typed_error`, `message_to_send`, `retry_delay_s`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KV_TOO_SMALL = "KV_TOO_SMALL"
 """The one reason of RESOURCE_EXHAUSTED that does not pass with time."""
 
 GRAMMAR_TOO_COSTLY = "GRAMMAR_TOO_COSTLY"
-"""What may follow in a session's grammar took longer to find than a session may cost: it ends, on every verifier."""
+"""The masks of a session's grammar took more time than a session may cost: it ends, on every verifier."""
 STEP_FAILED = "STEP_FAILED"
 """The verifier's model could run no pass: open the session on another verifier, or after a pause on this one."""
 SESSION_FAULT = "SESSION_FAULT"

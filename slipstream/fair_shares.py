@@ -1,7 +1,7 @@
 """Shares of what all tenants want, for instance of the time of a step. Pure; no clock, no session.
 
 **The rule.** A tenant gets what it asks for or as much as any other one, whichever is less (max-min). So nothing is
-left over while somebody wants it, a lone tenant has everything, and sending more requests makes no share larger.
+left over while a tenant wants it, a lone tenant has everything, and sending more requests makes no share larger.
 
 - `fair_level` is the most that each may have.
 - `may_take_slot` keeps slots that are held for long, such as sessions, from going to one tenant alone.
@@ -46,7 +46,7 @@ def may_take_slot(tenant: str, held: int, used: int, slots: int) -> bool:
 
 
 class TenantDemand(NamedTuple):
-    """What a tenant asks of one step."""
+    """A tenant's demand of one step."""
 
     units: float
     """All that it could use."""
@@ -95,5 +95,5 @@ class DeficitRoundRobin(Generic[K]):
             for tenant in sorted(credits, key=lambda tenant: -credits[tenant]):
                 again |= give(tenant, items[tenant])
         waiting = [tenant for tenant, item in items.items() if wanted[tenant] > ROUNDING * item]
-        unusable = left / len(waiting) if waiting else 0.0  # no item was small enough for it: it is owed to nobody
+        unusable = left / len(waiting) if waiting else 0.0  # no item was small enough for it: no tenant is owed it
         self._owed = {tenant: min(max(credits[tenant] - unusable, -items[tenant]), items[tenant]) for tenant in waiting}

@@ -1,4 +1,4 @@
-"""The life of a role's process: interpreter tuning, when it ends, and the line that says why.
+"""The life of a role's process: interpreter tuning, when it ends, and the line with the reason.
 
 The tuning replaces defaults of CPython and glibc that are costly for a process that computes in milliseconds.
 """
@@ -90,7 +90,7 @@ async def until_signal(ready: str = "") -> None:
     parent = os.getppid() if os.environ.get(END_WITH_PARENT) == "1" else None
     while not asked.done() and parent in (None, os.getppid()):
         await asyncio.wait([asked], timeout=1.0)
-    log.info("the process ends: %s", asked.result() if asked.done() else "the one that started it is gone")
+    log.info("the process ends: %s", asked.result() if asked.done() else "its parent process is gone")
 
 
 def run_role(
@@ -106,7 +106,7 @@ def run_role(
 def exit_on_error(role: str) -> Iterator[None]:
     """Whatever ends the process, a line on standard error says what, if anything can be said: a typed error in one
     sentence with status 1, any other with its traceback."""
-    faulthandler.enable(2)  # tells of crashes of the interpreter
+    faulthandler.enable(2)  # reports crashes of the interpreter
     try:
         with _telling_signals(role):
             yield

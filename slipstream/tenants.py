@@ -1,4 +1,4 @@
-"""What keeps the tenants of one process apart: opaque names and cache salts, values and threads of each.
+"""Separation of the tenants of one process: opaque names and cache salts, values and threads of each.
 
 Workers never learn more of a tenant than `tenant_id` and its salts. What one tenant's requests teach decides nothing
 for another's, and the slow work of one delays no other's.

@@ -53,9 +53,9 @@ ONE_OF = (
     ("tracing", "collector-elsewhere"),
     ("store-password", "store-elsewhere"),
 )
-"""Of each at most one: switched on, it takes the other's place."""
+"""Groups of components of which at most one is on: switched on, it takes the other's place."""
 NEEDS = {"public-certificate": "mtls", "multi-gpu-verifier": "gpu-verifier"}
-"""What a component stands on."""
+"""Component that each of these needs."""
 SHORT_LIVED = {"GOGC": "off"}
 """Environment of kubectl and helm: a process of half a second spends a third of its CPU time on collecting garbage."""
 REFERENCE = "standalone"
@@ -103,7 +103,8 @@ def write(folder: Path) -> None:
 
 
 def difference(old: Any, new: Any, field: str = "") -> Any:
-    """What `slipstream.merge` makes `new` of `old` with: None removes a field, `$patch: delete` an entry of a list."""
+    """Returns the patch by which `slipstream.merge` makes `new` of `old`: None removes a field, `$patch: delete` an
+    entry of a list."""
     if isinstance(old, dict) and isinstance(new, dict):
         patch = {key: None for key in old if key not in new}
         for key, value in new.items():
@@ -131,7 +132,7 @@ def _identity(field: str, entry: Object) -> str:
 
 
 def _switch(component: str) -> Object:
-    """What switching it on changes, and what switching it off does."""
+    """Returns the changes of switching a component on, and of switching it off."""
     others = {each for group in ONE_OF if component in group for each in group} | {component}
     listed = {*_components(REFERENCE), *SWITCHED[: SWITCHED.index("clients")], NEEDS.get(component, component)} - others
     before, after = (_objects(REFERENCE, _ordered(each)) for each in (listed, listed | {component}))

@@ -21,7 +21,7 @@ from tools.wheel import build
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = {"client": "", "lookup": "[lookup]", "gateway": "[gateway]"}
-"""What is installed for each role, behind the package's name."""
+"""Extras of the package that each role installs."""
 START_S = 120.0
 
 

@@ -41,7 +41,7 @@ DOWNLOAD_S = 600.0
 
 
 class RealModelError(RuntimeError):
-    """The checkpoint cannot be had here; the sentence says why and what to do."""
+    """The checkpoint cannot be had here; the sentence has the reason and the remedy."""
 
 
 def real_model(folder: Path = FOLDER) -> Path:

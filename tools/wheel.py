@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("slipstream", "gateway", "drafter_svc", "verifier_svc", "capacity", "measurement", "training", "models")
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 BUILT = shutil.ignore_patterns("__pycache__", "*.so")
-"""What lies among the sources of a checkout and is not one of them."""
+"""Files among the sources of a checkout that are not sources."""
 
 
 def build(folder: Path, *options: str) -> Path:

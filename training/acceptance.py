@@ -1,4 +1,4 @@
-"""How many of a drafter's candidates texts would accept: measured on ranks, for chains and for trees."""
+"""Acceptance of a drafter's candidates along texts: measured on ranks, for chains and for trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ranks = list[list[int]]
 
 @dataclass(frozen=True)
 class SimulatedAcceptance:
-    """What a drafter's candidates reach along greedy texts of the target: one is right if it is the text's token."""
+    """Reach of a drafter's candidates along greedy texts of the target: one is right if it is the text's token."""
 
     roots: int
     by_depth: list[float]

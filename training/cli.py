@@ -232,7 +232,7 @@ def _drafter_command(kind: str, about: str) -> None:
 def _train_drafter(
     kind: str, config: Path | None, options: dict[str, Any], threads: int, *, resume: bool, dry_run: bool
 ) -> dict[str, Any]:
-    """What is printed."""
+    """Trains a drafter. Returns the text to print."""
     _prepare(threads)
     from training.plan import TrainingPlanner
     from training.request import read_request

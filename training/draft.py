@@ -80,8 +80,8 @@ class DraftModel:
         return found[..., : self._target.vocabulary]
 
     def one_pass(self) -> None:
-        """Of the engine that serves the saved model: the one that is trained is in float32, in the library's code and
-        without KV, which takes several times as long."""
+        """Runs a pass of the engine that serves the saved model: the one that is trained is in float32, in the
+        library's code and without KV, which takes several times as long."""
         if self._saved is None:
             self._logits(torch.zeros(1, 1, dtype=torch.int64, device=self._target.device))
             return

@@ -30,7 +30,7 @@ class _Module(nn.Module):
         self.outputs = nn.ParameterList([nn.Parameter(output.clone(), requires_grad=own_outputs) for _ in range(count)])
 
     def heads(self) -> MedusaHeads:
-        """What the proposer computes with, over these very tensors."""
+        """Heads that the proposer computes with, over these very tensors."""
         outputs = list(self.outputs) if len(self.outputs) > 1 else [self.outputs[0]] * len(self.weights)
         blocks: list[list[tuple[Tensor, Tensor | None]]] = [
             [(weight, bias)] for weight, bias in zip(self.weights, self.biases, strict=True)

@@ -1,4 +1,4 @@
-"""What `slipstream train draft`, `medusa` and `eagle` are asked for: a TOML file, and the command's options over it."""
+"""Requests of `slipstream train draft`, `medusa` and `eagle`: a TOML file, and the command's options over it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TrainRequest:
     answers_at_once: int = 0
     """Answers that the target writes at once; 0: 32 on a CPU, 256 on a GPU."""
     answer_epochs: int = 4
-    """How often the same answers are learned at most, where texts were given too."""
+    """Most times that the same answers are learned, where texts were given too."""
     held_out: float = 0.05
     """Share of the texts that the result is measured on."""
     held_out_answers: int = 48

@@ -29,7 +29,7 @@ from training.trained_drafter import TrainedDrafter
 from training.trainer import CheckpointPolicy, LossFunction, Position, Trainer, TrainingCheckpoint
 
 MAY_CHANGE = ("out", "checkpoint_minutes", "device", "steps", "minutes", "answer_minutes")
-"""What a resumed run may have otherwise."""
+"""Settings that may differ in a resumed run."""
 CALIBRATED_ROWS = 128
 """Rows that give a fresh drafter its start."""
 KV_TOKENS = 8192

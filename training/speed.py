@@ -1,4 +1,4 @@
-"""What a round takes on this machine: the target's passes by their rows, and the drafter's passes."""
+"""Duration of a round on this machine: the target's passes by their rows, and the drafter's passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training of a drafter asks of its kind: `draft.py`, `medusa.py` and `eagle.py` have one class each.
+"""Interface between the training of a drafter and its kind: `draft.py`, `medusa.py` and `eagle.py` have one class each.
 
 Root t of a text is its token t + 1, the last one known; the candidate at depth d (from 0) stands for token t + 2 + d.
 """
@@ -47,7 +47,7 @@ class TrainedDrafter(Protocol):
         ...
 
     def one_pass(self) -> None:
-        """What one of `passes` computes, to be timed."""
+        """Computes one of `passes`, to be timed."""
         ...
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:

@@ -34,7 +34,7 @@ class Position:
     losses: list[float] = field(default_factory=list)
     """The loss of every step."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """What the caller found on the way."""
+    """Results that the caller added on the way."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TrainingCheckpoint:
 
 
 class Learner(Protocol):
-    """What is trained: weights that compute, and fp32 masters of them that learn."""
+    """Trained weights: those that compute, and fp32 masters of them that learn."""
 
     @property
     def masters(self) -> list[torch.Tensor]:
@@ -138,7 +138,7 @@ Batches = Callable[[float, int], TrainingBatch]
 
 
 class TrainingPlan(Protocol):
-    """What the loop has to know of a stage."""
+    """Parameters of a stage that the loop reads."""
 
     @property
     def name(self) -> str: ...

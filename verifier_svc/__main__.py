@@ -18,7 +18,7 @@ log = logging.getLogger("verifier_svc")  # run as a program, the module is calle
 
 
 async def serve(config: VerifierConfig) -> None:
-    # Imported now, because torch takes seconds and a model that is missing is told at once.
+    # Imported now, because torch takes seconds and a missing model is reported at once.
     from verifier_svc.verifier import VerifierParts, running
 
     async with (

@@ -54,7 +54,7 @@ class AddressAllowlist:
             raise InvalidArgument("a drafter's address is HOST:PORT.", reason="DRAFTER_ADDRESS")
         if self._patterns and not any(pattern.fits(parts["host"], parts["port"]) for pattern in self._patterns):
             raise PermissionDenied(
-                f"{address} is no place for drafters here; name another, or add it to VERIFIER_DRAFTERS_ALLOWED.",
+                f"{address} is no allowed address of drafters; name another, or add it to VERIFIER_DRAFTERS_ALLOWED.",
                 reason="DRAFTER_ADDRESS",
             )
 

@@ -26,7 +26,7 @@ class VerifierConfig:
     """A local folder, a GGUF file, a hub id (`owner/name@REVISION`), or `emulated:` with settings
     (`slipstream.engine.factory`)."""
     engine: str = "embedded"
-    """What runs the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
+    """Executor of the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
     vllm_args: str = ""
     """For `vllm`: further options of `vllm serve`, as `--tensor-parallel-size 4 --quantization awq`."""
     vllm_step_timeout_s: float = 30.0
@@ -70,7 +70,7 @@ class VerifierConfig:
     measure_s: float = 3.0
     """Seconds at the start in which passes of all sizes are timed; their cost is refined while serving."""
     silence_s: float = 3.0
-    """Seconds without a sign of life after which a drafter that owes a step is given up."""
+    """Seconds without a sign of life after which a drafter that owes a step is detached."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
     draft model (a folder or hub id), `medusa=FOLDER`, `eagle=FOLDER` or `dflash=FOLDER` for heads. Gateways name

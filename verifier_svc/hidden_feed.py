@@ -149,7 +149,7 @@ class HiddenFeed:
             self._of_session.pop(session, None)
 
     def request(self, sessions: Iterable[Session]) -> HiddenRequest | None:
-        """What a step over these sessions has to return; None: nothing."""
+        """Names the hidden states that a step over these sessions has to return; None: none."""
         needs = [each.need for session in sessions for each in self._of_session.get(session, ())]
         if not needs:
             return None

@@ -247,7 +247,7 @@ class GatewayStream:
         check_room(request.max_length, limits.kv_tokens)
         tenant, used = request.tenant, self._service.session_count
         if not may_take_slot(tenant, self._service.sessions_of(tenant), used, limits.max_sessions):
-            raise ResourceExhausted("the verifier serves as many sessions as it may; try another one, or later.")
+            raise ResourceExhausted("the verifier has its limit of sessions; try another one, or later.")
         sampling = proto_conversion.sampling_from_proto(request.sampling)
         check_trust(sampling, request.drafters)
         check_rule(sampling, lossy_rules=limits.lossy_rules)

@@ -49,18 +49,18 @@ class SessionStream(Protocol):
 
 
 class NoStream:
-    """Of a session that no gateway opened."""
+    """Stream of a session that no gateway opened."""
 
     def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
-        """Nobody reads it."""
+        """Discards it."""
 
     def end(self, end: verifier_pb2.SessionEnd) -> None:
-        """Nobody reads it."""
+        """Discards it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What a gateway's Open asks for (`DecodeOpen`), and whose stream it came on."""
+    """Request of a gateway's Open (`DecodeOpen`), and the stream that it came on."""
 
     id: str
     number: int
@@ -88,7 +88,7 @@ class SessionRequest:
 
 
 class DraftedSession(Protocol):
-    """What a source of candidates sees of a session, or of a shadow's double of one: it drafts for both alike."""
+    """A session, or a shadow's double of one, as sources of candidates see it: they draft for both alike."""
 
     @property
     def request(self) -> SessionRequest: ...
@@ -150,7 +150,7 @@ class Session:
     miss: verifier_pb2.MissCause = verifier_pb2.MISS_CAUSE_OPENING
     """Why there were no candidates when the last round ended; UNSPECIFIED when there were."""
     constraint: Constraint | None = None
-    """What bounds the choice of tokens: of a structured output, or of one with a least length. None: all may be."""
+    """Bounds of the choice of tokens: of a structured output, or of one with a least length. None: no bounds."""
     top_prompt_logprobs: int | None = None
     """As `SessionRequest.top_logprobs` for the prompt's tokens; None once their log-probabilities were sent."""
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)

@@ -145,18 +145,18 @@ ACCEPTANCE = Dashboard(
             Panel(
                 "Candidates dropped, by reason",
                 (Query(rate("slipstream_candidates_dropped_total", "reason"), "{{reason}}"),),
-                "They came and were not taken.",
+                "Candidates that arrived and joined no tree.",
             ),
             Panel(
-                "Guesses",
+                "Candidates: drafted, sent, verified, accepted",
                 (
-                    Query(rate("slipstream_drafter_guessed_tokens_total"), "guessed"),
-                    Query(rate("slipstream_drafter_told_tokens_total"), "sent"),
+                    Query(rate("slipstream_drafter_drafted_candidates_total"), "drafted"),
+                    Query(rate("slipstream_drafter_sent_candidates_total"), "sent"),
                     Query(rate("slipstream_drafted_tokens_total"), "verified"),
                     Query(rate("slipstream_accepted_tokens_total"), "accepted"),
-                    Query(rate("slipstream_rolled_back_tokens_total"), "rolled back"),
+                    Query(rate("slipstream_rejected_tokens_total"), "rejected"),
                 ),
-                "From the draft model to the text.",
+                "Tokens a second, from the draft model to the text.",
             ),
             Panel(
                 "Drafter failures and breakers",

@@ -39,7 +39,7 @@ FLEET = Dashboard(
                         "{{job}} {{path}}, refused: {{refused}}",
                     ),
                 ),
-                "kernels and lean are fast paths; refused=1: one was tried at the start and left out.",
+                "kernels and lean are fast paths; refused=1: one was tried at the start and refused.",
             ),
             Panel(
                 "Verifiers by arithmetic",
@@ -107,7 +107,12 @@ FLEET = Dashboard(
                 "Prefix tokens found",
                 (
                     Query(
-                        ratio("slipstream_prefix_tokens_found_total", "slipstream_prefix_tokens_sought_total", "", "")
+                        ratio(
+                            "slipstream_prefix_cache_hit_tokens_total",
+                            "slipstream_prefix_cache_queried_tokens_total",
+                            "",
+                            "",
+                        )
                     ),
                 ),
                 "Of the tokens of sessions that got KV, those whose KV was there.",

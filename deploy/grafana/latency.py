@@ -65,9 +65,9 @@ LATENCY = Dashboard(
             Panel(
                 "Long texts and bodies",
                 (
-                    *quantiles("slipstream_work_seconds"),
-                    Query("sum by (kind) (slipstream_work_waiting)", "{{kind}} waiting"),
-                    Query(rate("slipstream_work_failures_total", "reason"), "{{reason}} a second"),
+                    *quantiles("slipstream_text_job_seconds"),
+                    Query("sum by (kind) (slipstream_text_jobs_waiting)", "{{kind}} waiting"),
+                    Query(rate("slipstream_text_job_failures_total", "reason"), "{{reason}} a second"),
                 ),
                 "Read in processes that API keys share in turns; what waits or is refused is often one key's.",
                 "s",

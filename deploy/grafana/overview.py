@@ -67,7 +67,7 @@ OVERVIEW = Dashboard(
                     Query(rate("slipstream_requests_total", "outcome"), "{{outcome}}"),
                     Query(rate("slipstream_lossy_sessions_total", "model"), "{{model}}, lossy rule"),
                 ),
-                "refused, unavailable and failed are ours; left, cancelled, fenced and invalid the client's.",
+                "refused, unavailable and failed are ours; disconnected, cancelled, fenced and invalid the client's.",
                 "reqps",
             ),
         ),

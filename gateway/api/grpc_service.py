@@ -22,7 +22,7 @@ from gateway.routing.router import Router
 from gateway.sessions.output_stream import Event
 from gateway.sessions.registry import Send, SessionRegistry
 from gateway.store.measured import MeasuredStore
-from gateway.telemetry.trial import Trial
+from gateway.telemetry.experiment_samples import ExperimentSamples
 from gateway.text.large_message import put_together
 from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import NotFound
@@ -53,15 +53,15 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         sessions: SessionRegistry,
         router: Router,
         tokenizer: Tokenizer,
-        trial: Trial | None = None,
+        samples: ExperimentSamples | None = None,
         store: MeasuredStore | None = None,
     ) -> None:
-        """`trial`: where an experiment runs. `store`: whose state is listed."""
+        """`samples`: where an experiment runs. `store`: whose state is listed."""
         self._store = store
         self._sessions = sessions
         self._router = router
         self._tokenizer = tokenizer
-        self._trial = trial
+        self._samples = samples
 
     def register(self, server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, server)
@@ -128,9 +128,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.GetExperimentRequest, context: AnyContext
     ) -> gateway_pb2.GetExperimentResponse:
         check_operator(_tenant(context))
-        if self._trial is None:
+        if self._samples is None:
             raise NotFound("No experiment runs here; the operator sets GATEWAY_EXPERIMENT.", reason="NO_EXPERIMENT")
-        return self._trial.results()
+        return self._samples.results()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class AuthenticatedCall:
     context: Context
     request: RequestContext
     texts: Texts | None = None
-    """What was taken out of a large request."""
+    """Texts that were taken out of a large request."""
 
     def sender(self, response: Callable[..., Any]) -> Send:
         """Sends events as this message of the call's stream."""

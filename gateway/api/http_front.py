@@ -46,7 +46,7 @@ SPARE_CONNECTIONS = 256
 _MOST_NAMED = 64
 """Characters of an unknown field's name that are sent back."""
 _KIND = re.compile(r"(str|int|float|bool|(list|dict|function-[a-z]+|constrained-[a-z]+|literal|nullable)\[.*\])")
-"""Names by which pydantic tells the kinds of one field apart."""
+"""Names by which pydantic distinguishes the kinds of one field."""
 _REASONS = {
     "missing": FIELD_MISSING,
     "enum": VALUE_UNKNOWN,
@@ -110,8 +110,8 @@ def _body_bytes(text_bytes: int) -> int:
 
 
 def _most_bytes(parts: HttpDependencies, path: str, tenant: Tenant) -> int:
-    """What the caller's own limits leave of a body: longer texts than any model, and the caller's key, take are of no
-    use, unless they are only to be counted."""
+    """Returns the most bytes of a body that the caller's own limits allow: longer texts than any model, and the
+    caller's key, take are of no use, unless they are only to be counted."""
     most, longest = parts.config.max_prompt_bytes, parts.tokenizer.longest_token
     if longest and (length := parts.router.longest) and path not in COUNTING:
         most = min(most, longest * tenant.most_prompt(length))
@@ -149,7 +149,7 @@ def _wrong(name: str, fault: Any) -> InvalidArgument:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """What the framework refuses: unknown paths and methods, and bodies that are not JSON."""
+    """Answers requests that the framework refuses: unknown paths and methods, and bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:256]
     if error.status_code == 404:

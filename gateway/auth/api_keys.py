@@ -217,7 +217,7 @@ def origin_of(peer: str) -> str:
     host = unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)
-    except ValueError:  # a socket of this machine, say
+    except ValueError:  # such as a socket of this machine
         return "elsewhere"
     if address.version == 4 or address.ipv4_mapped:
         return str(getattr(address, "ipv4_mapped", None) or address)

@@ -36,9 +36,9 @@ class ReadyCallbacks:
 
     def __init__(self) -> None:
         self._own: deque[Any] = deque()
-        """Of no tenant."""
+        """Callbacks of no tenant."""
         self._in_a_row = 0
-        """Of those, since the last one of a tenant."""
+        """Number of those that ran since the last callback of a tenant."""
         self._queues: OrderedDict[str, deque[Any]] = OrderedDict()
         """By tenant, the one whose turn is next first; none is empty."""
         self._count = 0

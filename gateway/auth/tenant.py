@@ -194,7 +194,7 @@ class Tenant:
             return True
 
     async def _report(self) -> None:
-        """What is not reported here is reported with the next charge, or by `report`."""
+        """Reports the key's use to the store. The next charge, or `report`, reports the rest."""
         assert self._shared is not None
         async with self._one_at_a_time:
             while self._unreported:

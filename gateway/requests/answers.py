@@ -1,4 +1,4 @@
-"""How the answer to a request is held to what the request forces, and read: as text, reasoning and calls."""
+"""Constraint and reading of the answer to a request: as text, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AnswerPlan:
     tokenizer: Tokenizer | None = None
     """None where everything is text."""
     structure: StructuredOutput | None = None
-    """What the output is held to."""
+    """Structure that the output must have."""
     shown: Sequence[int] = ()
     """Special tokens whose text the reader needs."""
     opened: bool | None = None
@@ -62,14 +62,14 @@ class AnswerPlan:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWish:
-    """What a request says about its answer."""
+    """Fields of a request about its answer."""
 
     tools: Sequence[Mapping[str, Any]]
     """As templates know them."""
     variables: Mapping[str, Any]
-    """Of the template."""
+    """Variables of the template."""
     name: str | None = None
-    """Of the tool that has to be called, or ANY; None where the model decides."""
+    """Name of the tool that has to be called, or ANY; None where the model decides."""
     own: StructuredOutput | None = None
     """The structure that the request asks for."""
     single: bool = False
@@ -141,7 +141,8 @@ def _goes_on_within(wish: AnswerWish, format: AnswerFormat) -> bool | None:
 
 
 def _end_of_prompt(tokenizer: Tokenizer, format: AnswerFormat, wish: AnswerWish, opened: bool | None) -> str:
-    """How prompts end, as a short one shows: the structure is compiled before a prompt is written."""
+    """Returns the end of prompts, from a short one: the structure is compiled before the request's prompt is
+    written."""
     if opened is not None:
         return OPEN if opened else CLOSED
     thoughts, tools = THOUGHTS.get(format.thoughts), wish.tools[:1]

@@ -20,7 +20,7 @@ MOST_WORDS = 256
 PIECE = 32
 """Spellings that are encoded at a time: 0.5 ms."""
 MOST_BYTES = 8192
-"""Of all words of a request: encoding them takes some milliseconds."""
+"""Bytes of all bad words of a request, at most: encoding them takes some milliseconds."""
 
 
 def check_bad_words(words: Sequence[str]) -> None:

@@ -16,7 +16,8 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
     request: gateway_pb2.GenerateRequest
-    """What resolves to this again: every default is filled in, and the prompt left out, which the session's log has."""
+    """Request that resolves to this again: every default is filled in, and the prompt left out, which the session's log
+    has."""
     model: types_pb2.ModelInfo
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -43,12 +44,12 @@ class ResolvedRequest:
     edited: int = 0
     """Output tokens that the client wrote by rollbacks, at most: limits of prompts hold for them too."""
     response: bytes = b""
-    """What the gateway keeps with a response of `/v1/responses`; no client can write it."""
+    """Data that the gateway keeps with a response of `/v1/responses`; no client can write it."""
     vocabulary: str = ""
     """Fingerprint of the tokenizer that makes the session's text."""
     follows_prompt: bool = field(default=False, compare=False)
     """Whether the text goes on from the prompt's; a message of a conversation begins one. Of a session that is
-    resolved again its record says that."""
+    resolved again its record marks that."""
     drafting: DrafterRequirements = field(default_factory=DrafterRequirements, compare=False)
     """Which drafters may take the place of one that fails."""
 
@@ -68,13 +69,13 @@ class ResolvedRequest:
 
     @property
     def mixed_arithmetic(self) -> bool | None:
-        """Whether the text may go on with another arithmetic than it began with; None: as the operator says."""
+        """Whether the text may go on with another arithmetic than it began with; None: as the operator configured."""
         return self.request.mixed_arithmetic if self.request.HasField("mixed_arithmetic") else None
 
     def open_request(
         self, output: Sequence[int], drafters: Iterable[verifier_pb2.DrafterAddress]
     ) -> verifier_pb2.DecodeOpen:
-        """What opens the session behind its `output` so far; the caller sets key and credit."""
+        """Returns the Open of the session behind its `output` so far; the caller sets key and credit."""
         request, prompt = self.request, len(self.prompt)
         return verifier_pb2.DecodeOpen(
             prefix=types_pb2.Prefix(token_ids=[*self.prompt, *output], prompt_length=prompt),
@@ -97,7 +98,7 @@ class ResolvedRequest:
         )
 
     def params(self) -> bytes:
-        """What the session's record keeps of it: a GenerateRequest and a StoredRequest."""
+        """Serialises the request for the session's record: a GenerateRequest and a StoredRequest."""
         stored = gateway_pb2.StoredRequest(
             owner=self.owner,
             revision=self.revision,

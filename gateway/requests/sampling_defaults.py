@@ -38,7 +38,7 @@ def read_sampling_defaults(model: str) -> types_pb2.SamplingOptions:
 
 
 def with_defaults(options: types_pb2.SamplingOptions, defaults: types_pb2.SamplingOptions) -> types_pb2.SamplingOptions:
-    """What the request sets, and the defaults where it sets nothing."""
+    """Returns the request's options, with the defaults where it sets none."""
     merged = types_pb2.SamplingOptions()
     merged.CopyFrom(defaults)
     merged.MergeFrom(options)

@@ -96,8 +96,8 @@ class RequestText:
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """What is done once for all choices of a request: before the first takes any, whether its tenant has room for them
-    is asked, and its bad words are encoded."""
+    """Checks that are made once for all choices of a request: before the first takes any, whether its tenant has room
+    for them; and the encoding of its bad words."""
 
     choices: int = 1
     asked: bool = False

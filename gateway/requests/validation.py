@@ -48,7 +48,7 @@ RandomBits = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """What a request says of its output, checked before its texts are encoded."""
+    """Fields of a request about its output, checked before its texts are encoded."""
 
     model: types_pb2.ModelInfo
     stop_token_ids: tuple[int, ...]
@@ -146,7 +146,7 @@ class RequestValidator:
     def check_places(self, tenant: Tenant, running: SessionCount) -> None:
         """Raises ResourceExhausted where the gateway, or the tenant, has as many sessions as it may have."""
         if running.all >= self._config.max_sessions:
-            raise ResourceExhausted("The gateway serves as many sessions as it may; retry later.", reason="SESSIONS")
+            raise ResourceExhausted("The gateway has its limit of sessions; retry later.", reason="SESSIONS")
         if not may_take_slot(tenant.id, running.of_tenant, running.all, self._config.max_sessions):
             raise ResourceExhausted(
                 f"Key {tenant.name} has as many sessions as may run here beside others'; retry later.",

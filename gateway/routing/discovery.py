@@ -76,7 +76,7 @@ def read_addresses(file: Path) -> list[str]:
 class Discovery(Generic[W]):
     """Keeps `roster` up to date with the addresses of a name.
 
-    A file lists whom its writer wants; a worker that was taken out of it goes once it does not answer, too.
+    A file lists the wanted workers; a worker that was taken out of it goes once it does not answer, too.
     DNS lists what can be found, not what works: a Service drops a pod that drains, and name servers fail. So a worker
     is removed once its name no longer lists it *and* it does not answer, and a lookup that fails changes nothing.
     """

@@ -294,7 +294,7 @@ class Router:
         return gateway_pb2.ListModelsResponse(models=models)
 
     def describe_model(self, name: str, model: types_pb2.ModelInfo) -> gateway_pb2.ServedModel:
-        """What is known of a model's workers; only those that answer are counted as serving it."""
+        """Describes a model and its workers; only those that answer are counted as serving it."""
         verifiers = self._of_model(name)
         present = [verifier for verifier in verifiers if verifier.present]
         causes = [verifier.pause_cause for verifier in present if verifier.pause_cause]
@@ -370,8 +370,8 @@ class Router:
         if need_trust and not gives_trusted_distribution(drafter):
             draws = " or ".join(name for name in METHODS if gives_distribution(name))
             raise FailedPrecondition(
-                f"Drafter {name} draws nothing, as this acceptance rule needs it; choose the rule coupled, which "
-                f"accepts as much of its guesses, or a drafter with the method {draws}.",
+                f"Drafter {name} samples from no distribution, which this acceptance rule needs; choose the rule "
+                f"coupled, which accepts as much of its candidates, or a drafter with the method {draws}.",
                 reason="NO_DISTRIBUTION",
             )
         if mismatch := drafter.mismatch(target):

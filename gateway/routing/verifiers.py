@@ -69,7 +69,7 @@ class VerifierWorker:
 
     @property
     def answered(self) -> bool:
-        """Whether it has said what it runs, since this gateway started."""
+        """Whether it has returned its model since this gateway started."""
         return self._watch.model is not None
 
     @property

@@ -82,7 +82,7 @@ class WorkerWatch:
                 await self._read_model()
                 backoff.reset()
             except (grpc.RpcError, SlipstreamError) as error:
-                log.debug("%s does not say what it runs: %s", self._address, error)
+                log.debug("%s does not return its model: %s", self._address, error)
                 await backoff.wait()
 
     async def _read_model(self) -> None:

@@ -75,14 +75,16 @@ class DrafterAssignment:
             else:
                 self._broken.discard(drafter)
         now = self._router.clock()
-        on_trial = [member for member in self._members if member.breaker.state(now) is not BreakerState.CLOSED]
-        if on_trial:
+        half_open = [member for member in self._members if member.breaker.state(now) is not BreakerState.CLOSED]
+        if half_open:
             delivered = {share.drafter for done in received.rounds for share in done.drafters if share.drafted}
-            for member in on_trial:
+            for member in half_open:
                 if member.name in delivered:
                     member.breaker.succeeded(self, now)
                     log.info(
-                        "drafter %s delivered again; its breaker is %s", member.name, member.breaker.state(now).value
+                        "drafter %s sent candidates again; its breaker is %s",
+                        member.name,
+                        member.breaker.state(now).value,
                     )
 
     def reassign(self, length: int, *, hurry: bool) -> bool:

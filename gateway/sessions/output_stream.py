@@ -62,7 +62,7 @@ class OutputStream:
         self._logprobs: list[gateway_pb2.Logprob] = []
         """Log-probabilities of the tokens behind those."""
         self._prompt_logprobs: list[gateway_pb2.Logprob] = []
-        """Of the prompt's tokens but the first; empty unless the request asked for them."""
+        """Log-probabilities of the prompt's tokens but the first; empty unless the request asked for them."""
         self._rounds: list[gateway_pb2.RoundDetails] = []
         """Details of rounds, in order; empty unless the request asked for them."""
         self._rounds_with_texts = 0
@@ -173,7 +173,7 @@ class OutputStream:
                 self.wake()
 
     def so_far(self) -> list[Event]:
-        """What a client that joins now would get at once."""
+        """Events that a client that joins now would receive at once."""
         return [self.started, *(delta for delta, _, _ in self._deltas(0, None))]
 
     @property
@@ -195,7 +195,7 @@ class OutputStream:
         current = self.started.revision
         if revision is not None and revision > current:
             raise OutOfRange(
-                f"The session's text has revision {current} and never had {revision}; send what Started said.",
+                f"The session's text has revision {current} and never had {revision}; send the one of Started.",
                 reason="NO_REVISION",
                 field="revision",
                 numbers={"revision": current},
@@ -239,7 +239,7 @@ class OutputStream:
         )
 
     def _deltas(self, offset: int, characters: int | None) -> Iterator[tuple[gateway_pb2.Delta, int, int | None]]:
-        """What may be sent now behind a place, each with the place behind it."""
+        """Yields the deltas that may be sent now behind a place, each with the place behind it."""
         if offset == 0 and self._shown:
             for some in self._prompt_pieces():
                 yield gateway_pb2.Delta(prompt_logprobs=some), 0, characters
@@ -285,5 +285,5 @@ class OutputStream:
 
 
 def _fitting(logprobs: Sequence[gateway_pb2.Logprob]) -> int:
-    """How many tokens with log-probabilities such as these one Delta has."""
+    """Number of tokens with log-probabilities such as these that fit into one Delta."""
     return max(1, MOST_LOGPROBS // (1 + len(logprobs[0].top))) if logprobs else MOST_TOKENS

@@ -22,7 +22,7 @@ from slipstream.v1 import gateway_pb2, verifier_pb2
 
 
 def finished_of(record: SessionRecord) -> gateway_pb2.Finished:
-    """How the session ended; without a reason while it goes on."""
+    """Returns the session's end; without a reason while the session goes on."""
     return gateway_pb2.Finished.FromString(record.outcome)
 
 
@@ -43,8 +43,8 @@ def request_of(record: SessionRecord) -> gateway_pb2.GenerateRequest:
 
 
 def stored_request(record: SessionRecord, tenant: Tenant) -> gateway_pb2.StoredRequest:
-    """What the record keeps beside the request. Raises NotFound for another tenant's session, as for one that never
-    was."""
+    """Parses the part of the record beside the request. Raises NotFound for another tenant's session, as for one that
+    never was."""
     stored = gateway_pb2.StoredRequest.FromString(record.params)
     if stored.owner != tenant.name:
         raise store_error("MISSING", record.id, 0, 0)

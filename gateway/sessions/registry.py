@@ -69,7 +69,7 @@ class SessionEntry:
     run: SessionRun | None = None
     """Set while the session runs here."""
     mixed: bool | None = None
-    """What a client that resumed the session here said about `mixed_arithmetic`."""
+    """Value of `mixed_arithmetic` from a client that resumed the session here."""
     tokens_here: int = 0
     """Output tokens that were generated here."""
     life: SessionLife = field(default_factory=SessionLife)
@@ -84,7 +84,7 @@ class SessionEntry:
                 self.task.cancel()
 
     def choose_mixed(self, mixed: bool | None) -> None:
-        """Take over what a client says about `mixed_arithmetic`; None: nothing."""
+        """Take over a client's `mixed_arithmetic`; None: not set."""
         self.mixed = self.mixed if mixed is None else mixed
         if self.run is not None and self.mixed is not None:
             self.run.mixed_arithmetic = self.mixed

@@ -1,4 +1,4 @@
-"""Sums and times of a session's rounds, as its client receives them in Finished, and what it is told of each round
+"""Sums and times of a session's rounds, as its client receives them in Finished, and the details of each round
 if it asks."""
 
 from __future__ import annotations

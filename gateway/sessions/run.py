@@ -1,6 +1,6 @@
 """One session while this gateway runs it, as one coroutine: open it on a verifier, receive rounds, append their tokens
 to the session log, append them to the clients' stream, end. It alone decides when a session is opened again on another
-verifier and when it fails. Rounds come from `VerifierWorker.receive`. `_commit_and_show` is the way of every token:
+verifier and when it fails. Rounds come from `VerifierWorker.receive`. Every token goes through `_commit_and_show`:
 SessionLog.append first, OutputStream.append_tokens after it, from where `registry` sends events to clients.
 """
 
@@ -138,7 +138,7 @@ class SessionRun:
             finished = self._finish_text(await self._decode())
             outcome = FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
         except (asyncio.CancelledError, Aborted) as error:
-            outcome = outcome_of(error) if isinstance(error, Aborted) else "left"
+            outcome = outcome_of(error) if isinstance(error, Aborted) else "disconnected"
             await self._suspend()
             raise
         except (Unavailable, ResourceExhausted) as error:  # another gateway may go on with it
@@ -224,7 +224,7 @@ class SessionRun:
         return written(self._spans, len(self._stream.tokens)) if self._all_logged else self._spans
 
     async def _record_arithmetic(self, arithmetic: str) -> None:
-        """Make the record say which arithmetic writes from here on, before it does."""
+        """Record the arithmetic that writes from here on, before it does."""
         before = wanted(self._written)
         spans = opened(self._spans, len(self._stream.tokens), arithmetic)
         if before and spans and arithmetic != before:

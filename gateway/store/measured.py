@@ -20,7 +20,7 @@ from slipstream.telemetry import metrics
 from slipstream.telemetry.metrics_collector import BoundedLabels
 
 MOST_REASONS = 64
-NO_SESSION = "nobody"
+NO_SESSION = "no-session"
 """No session has this id."""
 MOST_CAUSE = 200
 """Characters of the store client's error that are logged."""
@@ -68,7 +68,7 @@ class MeasuredStore:
         self._away_since: float | None = None
         """When it failed first since it answered last."""
         self._worry = ""
-        """What was last logged of the server's memory."""
+        """Last logged warning of the server's memory."""
 
     @property
     def owner(self) -> str:
@@ -118,7 +118,7 @@ class MeasuredStore:
         self._worry = worry
 
     async def require_no_eviction(self) -> None:
-        """Wait until the store answers. Raises FailedPrecondition where it may drop sessions, or does not say."""
+        """Wait until the store answers. Raises FailedPrecondition where it may evict sessions, or that is unknown."""
         while True:
             with suppress(Unavailable):
                 worry = _worry(await self._store.memory_usage())
@@ -208,7 +208,7 @@ class MeasuredStore:
 
 
 def _worry(memory: StoreMemory | None) -> str:
-    """What is wrong with the server's policy, and the remedy; empty if nothing is."""
+    """Sentence for a fault of the server's policy, with the remedy; empty if there is none."""
     if memory is None or (memory.policy and not memory.evicts):
         return ""
     if memory.evicts:
@@ -216,4 +216,4 @@ def _worry(memory: StoreMemory | None) -> str:
             f"The session store drops sessions when its memory is full (maxmemory-policy {memory.policy}); set it to "
             "noeviction."
         )
-    return "The session store does not say whether it drops sessions: permit the command INFO, and set noeviction."
+    return "The session store does not report whether it evicts sessions: permit the command INFO, and set noeviction."

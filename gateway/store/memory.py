@@ -19,7 +19,7 @@ from gateway.store.session_store import (
 from slipstream.errors import ResourceExhausted
 
 ENTRY_BYTES = 1024
-"""What a session takes besides its texts, about."""
+"""Bytes that a session takes besides its texts, about."""
 RETRY_S = 1.0
 """Seconds until a retry where the store is full: when a session ends is not known."""
 

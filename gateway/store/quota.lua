@@ -3,10 +3,10 @@
 -- it, and the limit; then of sessions the amount, how many the gateway runs with it, and the limit. What was used of a
 -- rate drains evenly in the course of its period.
 --
--- A charge may be repeated, and one whose reply nobody waits for any more may be carried out late. So each carries what
+-- A charge may be repeated, and one whose reply is awaited no more may be carried out late. So each carries what
 -- its gateway has in all: whatever the charges before it did or did not do is made good first, the same number is
 -- carried out once, and an older one not at all. Fields of a gateway: `s:` number and `v:` verdict of its last charge,
--- `r:` and `t:` totals of requests and tokens, `n:` sessions, `b:` when it was last heard of.
+-- `r:` and `t:` totals of requests and tokens, `n:` sessions, `b:` time of its latest charge.
 local key, gateway, number = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local stale, period = tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
@@ -39,18 +39,18 @@ end
 
 local others = 0
 local fields = redis.call('HGETALL', key)
-local counts, heard = {}, {}
+local counts, latest = {}, {}
 for index = 1, #fields, 2 do
   local kind, name = string.sub(fields[index], 1, 2), string.sub(fields[index], 3)
   if kind == 'n:' then
     counts[name] = tonumber(fields[index + 1])
   elseif kind == 'b:' then
-    heard[name] = tonumber(fields[index + 1])
+    latest[name] = tonumber(fields[index + 1])
   end
 end
 for name, count in pairs(counts) do
   if name ~= gateway then
-    if now - (heard[name] or 0) > stale then
+    if now - (latest[name] or 0) > stale then
       for _, kind in ipairs({'n:', 'b:', 's:', 'v:', 'r:', 't:'}) do
         redis.call('HDEL', key, kind .. name)
       end

@@ -6,14 +6,13 @@ from typing import NamedTuple, Protocol
 
 
 class Demand(NamedTuple):
-    """What is to be charged to a key, what this gateway has charged to it in all, and the key's limits (0: without
-    limit)."""
+    """Charge to a key, with the gateway's sum of charges to it, and the key's limits (0: without limit)."""
 
     requests: int = 0
     tokens: int = 0
     sessions: int = 0
     all_requests: int = 0
-    """What was ever charged here and not given back, this demand included; so that a charge which was lost, or was
+    """Requests ever charged here and not given back, this demand included; so that a charge which was lost, or was
     carried out unseen, is made good by the next one."""
     all_tokens: int = 0
     all_sessions: int = 0

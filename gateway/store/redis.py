@@ -3,7 +3,7 @@
 Two keys for each session, one script for each operation. The keys share a hash tag, hence a cluster slot. The server's
 own clock decides about leases. Only after a failover is a lease of one server's clock read by another's, which may be
 ahead or behind: a living owner's session may then be taken from it, which its epoch makes safe and costs a prefill. A
-lease that begins in the future is none, so nobody waits longer than a lease for a dead owner, whatever the clocks say.
+lease that begins in the future is none, so no gateway waits longer than a lease for a dead owner, whatever its clock.
 Scripts run by EVALSHA and are loaded again when the server forgot them (a restart, a failover).
 """
 
@@ -42,7 +42,7 @@ from slipstream.errors import Unavailable
 Done = TypeVar("Done")
 
 REPLICATION_TIMEOUT_S = 1.0
-"""How long a write waits for replicas; below the timeout of a reply."""
+"""Seconds that a write waits for replicas; below the timeout of a reply."""
 CONNECT_TIMEOUT_S = 1.0
 REPLY_TIMEOUT_S = 2.0
 RETRIES = 2
@@ -100,7 +100,7 @@ class RedisStore:
         async with typed_errors():
             try:
                 answers = await cancellable(self._infos())
-            except ResponseError:  # a user whom its rules forbid INFO
+            except ResponseError:  # a user whose rules forbid INFO
                 return StoreMemory(0, 0, "")
         return max(map(_memory, answers), key=lambda each: (each.evicts, each.used_share))
 
@@ -324,7 +324,7 @@ QUOTA_PERIOD_MS = 60_000
 
 
 class RedisQuota:
-    """What API keys use, counted for all gateways: one hash and one script for each key, by the server's clock.
+    """Use of API keys, counted for all gateways: one hash and one script for each key, by the server's clock.
 
     Each call is one round trip. While Redis fails, calls raise Unavailable at once, but for one try a second, so that
     no request waits for it longer than QUOTA_TIMEOUT_S; gateways count for themselves meanwhile.

@@ -42,7 +42,7 @@ class SessionRecord:
     owner: str = ""
     """Set by the store, as are the fields below."""
     outcome: bytes = b""
-    """How the session ended, a serialised Finished. Empty while the log grows, and once it changed again."""
+    """The session's end, a serialised Finished. Empty while the log grows, and once it changed again."""
     start: int = 0
     """Position of the first of `tokens`: above 0 where only a tail was read."""
     lease_s: float = field(default=0.0, compare=False)
@@ -61,13 +61,13 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoreMemory:
-    """What a server's memory holds, and what it does once that is full."""
+    """Use of a server's memory, and its policy once that is full."""
 
     used_bytes: int
     max_bytes: int
     """0: no limit of its own."""
     policy: str
-    """Redis' `maxmemory-policy`; empty where the server does not say."""
+    """Redis' `maxmemory-policy`; empty where the server does not report it."""
 
     @property
     def evicts(self) -> bool:

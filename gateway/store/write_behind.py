@@ -1,5 +1,5 @@
 """Writes of relaxed sessions, which go on without waiting for them: one task carries them out for all sessions, each in
-its own order, so that a store that is away holds up nobody and loses only what was not written when the gateway dies.
+its own order, so that a store that is away delays no session and loses only what was not written when the gateway dies.
 """
 
 from __future__ import annotations

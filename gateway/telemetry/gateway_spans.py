@@ -63,7 +63,7 @@ def traced(tracing: Tracing, name: str, context: RequestContext) -> Iterator[Req
 
 
 def _protocol(name: str, context: RequestContext) -> dict[str, Value]:
-    """What the call came by, by OpenTelemetry's conventions of that protocol."""
+    """Attributes of the call's protocol, by OpenTelemetry's conventions."""
     if context.http_route:
         return {spans.HTTP_METHOD: context.http_method, spans.HTTP_ROUTE: context.http_route, spans.HTTP_STATUS: 200}
     return {spans.METHOD: f"slipstream.v1.GatewayService/{name.capitalize()}", spans.STATUS: "OK"}
@@ -94,7 +94,7 @@ class RequestTrace(RequestObserver):
             spans.PROVIDER: spans.PROVIDER_NAME,
             **_protocol(name, context),
             spans.ASKED: trace.asked or None,
-            spans.ALONE: None if trace.sampled else True,
+            spans.UNSAMPLED: None if trace.sampled else True,
         }
 
     def generate_requested(self, request: gateway_pb2.GenerateRequest) -> None:
@@ -282,7 +282,7 @@ class DecodeTrace(SessionObserver):
                 attributes = {spans.DRAFTER: event.drafter, spans.ERROR: event.failure.reason}
                 self._request.add_event(spans.DRAFTER_LOST, attributes)
             else:
-                self._request.add_event(spans.DRAFTER_BACK, {spans.DRAFTER: event.drafter})
+                self._request.add_event(spans.DRAFTER_RESTORED, {spans.DRAFTER: event.drafter})
 
     def commit_began(self) -> None:
         self._commit_began_s = self._trace.now()
@@ -305,7 +305,7 @@ class DecodeTrace(SessionObserver):
     def _discard_round(self, ended_s: float) -> None:
         """Emits the span of a round that no client receives: spans of workers refer to it."""
         attributes: dict[str, Value] = {spans.INDEX: self._rounds, spans.EPOCH: self._epoch, spans.LENGTH: self._length}
-        attributes |= {spans.DISCARDED: True, spans.BECAUSE: REASONS[types_pb2.ROUND_REASON_FAILED]}
+        attributes |= {spans.DISCARDED: True, spans.REASON: REASONS[types_pb2.ROUND_REASON_FAILED]}
         context = self._trace.round(self._epoch, self._length)
         self._trace.emit(Span(spans.ROUND, min(self._since_s, ended_s), ended_s, attributes, context))
         self._rounds, self._since_s = self._rounds + 1, ended_s
@@ -327,7 +327,7 @@ class DecodeTrace(SessionObserver):
             parent = self._add_to_sum(done, round_began_s, ended_s, attributes)
             if reason := self._reason(done, error, slow=slow):
                 contexts.append(context)
-                attributes[spans.BECAUSE] = reason
+                attributes[spans.REASON] = reason
                 self._trace.emit(Span(spans.ROUND, round_began_s, ended_s, attributes, context, parent))
             self._rounds, self._fresh, self._since_s = self._rounds + 1, False, verified_s
             self._length = done.base_length + len(done.token_ids)

@@ -129,9 +129,9 @@ def _requests(parts: MetricsParts) -> dict[metrics.Metric, Source]:
         metrics.GATEWAY_WAITING: lambda: requests.waiting,
         metrics.REHOMINGS: lambda: requests.rehomings,
         metrics.ARITHMETIC_CHANGES: lambda: requests.arithmetic_changes,
-        metrics.WORK_WAITING: lambda: {(kind,): count for kind, count in parts.work.waiting.items()},
-        metrics.WORK_SECONDS: parts.work.seconds,
-        metrics.WORK_FAILURES: lambda: parts.work.failures,
+        metrics.TEXT_JOBS_WAITING: lambda: {(kind,): count for kind, count in parts.work.waiting.items()},
+        metrics.TEXT_JOB_SECONDS: parts.work.seconds,
+        metrics.TEXT_JOB_FAILURES: lambda: parts.work.failures,
     }
 
 
@@ -193,7 +193,7 @@ def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
     return {
         metrics.STORE_USED: memory(lambda known: known.used_bytes),
         metrics.STORE_MAX: memory(lambda known: known.max_bytes),
-        metrics.STORE_EVICTS: memory(lambda known: known.evicts),
+        metrics.STORE_EVICTION: memory(lambda known: known.evicts),
         metrics.STORE_SECONDS: parts.store.seconds,
         metrics.STORE_ERRORS: lambda: parts.store.errors,
         metrics.STORE_LAG: lag,
@@ -201,7 +201,7 @@ def _store(parts: MetricsParts) -> dict[metrics.Metric, Source]:
 
 
 def _load(parts: MetricsParts) -> Mapping[metrics.Metric, Source]:
-    """What load balancers choose a gateway by."""
+    """Sources of the metrics that load balancers choose a gateway by."""
     requests, router = parts.requests, parts.router
 
     def now(number: Callable[[RequestSeries], float]) -> Callable[[], Values]:

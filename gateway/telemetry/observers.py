@@ -9,19 +9,21 @@ from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.sessions.observer import Observers, RequestObserver, SessionObserver
 from gateway.sessions.request_stats import RequestStats
+from gateway.telemetry.experiment_samples import ExperimentSamples
 from gateway.telemetry.gateway_spans import current_context, session_trace, traced
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
-from gateway.telemetry.trial import Trial
 from slipstream.telemetry.composite import composite
 from slipstream.telemetry.tracing import Tracing
 from slipstream.v1 import types_pb2
 
 
 class GatewayObservers(Observers):
-    def __init__(self, metrics: RequestMetrics, tracing: Tracing | None, trial: Trial | None = None) -> None:
-        """Without `tracing` no request is traced; without `trial` no experiment runs."""
+    def __init__(
+        self, metrics: RequestMetrics, tracing: Tracing | None, samples: ExperimentSamples | None = None
+    ) -> None:
+        """Without `tracing` no request is traced; without `samples` no experiment runs."""
         self.metrics = metrics
-        self.trial = trial
+        self.samples = samples
         self._tracing = tracing
 
     def watch_request(self, name: str, context: RequestContext) -> AbstractContextManager[RequestObserver]:
@@ -35,7 +37,9 @@ class GatewayObservers(Observers):
     ) -> SessionObserver:
         counting = SessionMetrics(self.metrics, resolved, stats, from_beginning=from_beginning)
         trace = session_trace(resolved.arm)
-        sample = self.trial.sample(resolved.arm, session_id) if self.trial and resolved.arm and from_beginning else None
+        sample = (
+            self.samples.sample(resolved.arm, session_id) if self.samples and resolved.arm and from_beginning else None
+        )
         return composite(SessionObserver, [each for each in (counting, trace, sample) if each is not None])
 
     def trace_context(self) -> Callable[[], types_pb2.TraceContext] | None:

@@ -1,5 +1,5 @@
-"""How many bytes a conversation has at least in the model's template, known without rendering it: templates write what
-users and the application say as it is (`gateway.text.written_roles`)."""
+"""Least number of bytes that a conversation has in the model's template, known without rendering it: templates write
+what users and the application say as it is (`gateway.text.written_roles`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.v1 import gateway_pb2
 
 
 class ChatSize:
-    """Of one template."""
+    """Size of conversations in one template."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -36,7 +36,7 @@ class ChatSize:
                 yield from (text.strip() for text in texts_in(content))
 
     def texts_of_message(self, chat: gateway_pb2.Chat) -> Iterator[str]:
-        """The same of a conversation as clients of gRPC send it."""
+        """`texts` of a conversation as clients of gRPC send it."""
         # Another of the model's templates may be named there, and fields may replace what a message says.
         if not chat.template_variables_json and not any(each.fields_json for each in chat.messages):
             yield from self.texts([{"role": each.role, "content": each.content} for each in chat.messages], (), {})

@@ -217,7 +217,7 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("written"), [], [], body, lineno=line)
 
     def written(self, caller: Macro) -> str:
-        """What stands in the block."""
+        """Returns the text of the block."""
         return caller()
 
 
@@ -288,8 +288,8 @@ def _take(steps: int) -> None:
 
 @pass_context  # a template's own constants too are counted when it is rendered, not when it is compiled
 def _counted(_: Context, values: Iterable[Any]) -> Iterator[Any]:
-    """What a loop passes through; each element is a step, when it comes: an iterator that a loop leaves goes on in the
-    next one."""
+    """Yields the elements of a loop; each element is a step, when it comes: an iterator that a loop leaves goes on in
+    the next one."""
     return map(_step, iter(values))
 
 

@@ -38,7 +38,7 @@ class ControlTokens:
         return mark, said, self._everybody.marked(list(tools), mark), self._application.marked(variables, mark)
 
     def _marked(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-        """What is no plain field, such as the arguments of a call, is never markup."""
+        """Marks a message. Fields that are not plain, such as the arguments of a call, are never markup."""
         role = message.get("role")  # a client of gRPC may send anything as one
         own = isinstance(role, str) and role in _APPLICATION
         return {

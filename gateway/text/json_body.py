@@ -118,7 +118,7 @@ def _filled(whole: Any, places: list[tuple[list[str | int], str, int]], taken: b
 
 
 class _TooManyError(Exception):
-    """What has too many values."""
+    """The body has too many values."""
 
 
 def _pieces(value: Any) -> Iterator[tuple[str | None, Any, list[_Taken]]]:

@@ -20,7 +20,7 @@ from slipstream.errors import NOT_PROTOBUF, TOO_MANY_ITEMS, InvalidArgument
 from slipstream.v1 import gateway_pb2
 
 MOST_ITEMS = 4096
-"""Of a list besides messages and token ids: four times what any may have."""
+"""Most items of a list besides messages and token ids: four times what any may have."""
 LeastTokens = Callable[[gateway_pb2.Chat], int]
 """Tokens that a conversation has at least."""
 

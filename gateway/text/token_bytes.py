@@ -1,5 +1,5 @@
-"""How few tokens a text can have: a text of N bytes has at least N / longest of them, where a token stands for at most
-so many bytes.
+"""Least number of tokens that a text can have: a text of N bytes has at least N / longest of them, where a token stands
+for at most so many bytes.
 
 That holds only for tokenizers that leave nothing of a text out: byte-level BPE and BPE with byte fallback, without
 normalisers and added tokens that swallow text. Bytes that a byte-level vocabulary lacks, such as control characters in
@@ -18,7 +18,7 @@ from slipstream.tokenizer.codec import byte_level, byte_token
 NFC_SHRINKS = 4
 """A text has at most so many times the bytes of its normal form C (a test computes it)."""
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation"}
-"""Pre-tokenizers that only divide a text, unless told to remove what they divide by."""
+"""Pre-tokenizers that only divide a text, unless configured to remove what they divide by."""
 
 
 class TokenBytes(NamedTuple):
@@ -64,7 +64,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
 
 
 def _shrinks(normaliser: dict[str, Any] | None) -> int:
-    """How many times the bytes of its normalised form a text has at most; 0 where that is not known."""
+    """Returns the largest ratio of a text's bytes to those of its normalised form; 0 where it is not known."""
     factor = 1
     for each in _flat(normaliser, "normalizers"):
         if each["type"] == "NFC":

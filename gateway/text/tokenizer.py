@@ -117,7 +117,7 @@ class Tokenizer:
         return await self.encode_large_message(chat.SerializeToString(), most_tokens, tenant)
 
     async def encode_large_message(self, chat: bytes, most_tokens: int, tenant: Tenant) -> Sequence[int]:
-        """The same of a serialised one."""
+        """`encode_message` of a serialised conversation."""
         most_bytes = most_tokens * self.longest_token
         return _ids(await self._run(tenant, "chat", chat, proto=True, most_bytes=most_bytes, answer=None))
 

@@ -30,8 +30,8 @@ class StopScan:
 
 
 class StopMatch:
-    """How much of one stop string the text ends with (Knuth, Morris and Pratt 1977): a constant time for each
-    character, however long the string is and whatever the text repeats."""
+    """Length of the part of one stop string that the text ends with (Knuth, Morris and Pratt 1977): a constant time for
+    each character, however long the string is and whatever the text repeats."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -158,8 +158,8 @@ class Transcript:
         return self._settle()
 
     def carrying(self) -> int:
-        """How many leading tokens carry the final text: all, unless a stop string ended it or may be about to. One at
-        least where one did: the model wrote it."""
+        """Number of leading tokens that carry the final text: all, unless a stop string ended it or may be about to.
+        One at least where one did: the model wrote it."""
         if not self._stopping:
             return len(self._ends)
         if not self._shown:

@@ -22,7 +22,7 @@ from slipstream.v1 import gateway_pb2
 
 
 def setup_of(encoding: TextEncoding) -> JobFrame:
-    """What the processes need: the tokenizer as it is loaded here, whatever became of its files, and the template."""
+    """Set-up of the processes: the tokenizer as it is loaded here, whatever became of its files, and the template."""
     source = encoding.chat_template.given
     head = {"template": None if source is None else asdict(source), "most_bytes": encoding.chat_template.max_bytes}
     return JobFrame(head, encoding.encoder.to_str().encode())

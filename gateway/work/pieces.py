@@ -27,7 +27,7 @@ async def give_way(tokens: int) -> None:
 
 
 async def in_pieces(make: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What `make` returns for each item."""
+    """Results of `make` for each item."""
     made, ends = list[R](), perf_counter() + PIECE_S
     for item in items:
         made.append(make(item))

@@ -66,7 +66,7 @@ class WorkingProcess:
 
 
 class ProcessSource:
-    """Starts processes that work as `module` says; nothing runs before the first is asked for."""
+    """Starts processes that run `module`; nothing runs before the first is asked for."""
 
     def __init__(self, module: str, setup: Callable[[], JobFrame]) -> None:
         """`module`: run by its name, it calls `gateway.work.server.serve`. `setup`: makes what is sent to it once."""
@@ -111,7 +111,7 @@ class ProcessSource:
                 [sys.executable, "-m", self._module, str(theirs.fileno())],
                 env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the gateway's is read by those who wait for its address
+                stdout=subprocess.DEVNULL,  # the gateway's is read by processes that wait for its address
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

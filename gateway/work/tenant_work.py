@@ -67,7 +67,7 @@ class TenantWork:
         self._serving: set[asyncio.Task[None]] = set()
         self.waiting: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
         """Jobs that have not begun, by kind."""
-        self.seconds = metrics.WORK_SECONDS.histogram()
+        self.seconds = metrics.TEXT_JOB_SECONDS.histogram()
         self.failures: Counter[tuple[str, ...]] = Counter()
         """By kind and reason."""
 
@@ -91,7 +91,7 @@ class TenantWork:
         self._queue.put(tenant.name, job, len(body))
         self.waiting[kind] += 1
         self._begin_jobs()
-        turn = loop.call_later(WAIT_S, self._give_up, tenant.name, job)
+        turn = loop.call_later(WAIT_S, self._time_out, tenant.name, job)
         try:
             return _checked(await job.result)
         finally:
@@ -144,7 +144,9 @@ class TenantWork:
         try:
             process = await self._process()
         except ProcessLost:
-            self._count(kind, "lost", job, Unavailable("the gateway cannot read long texts now.", reason="WORK_LOST"))
+            self._count(
+                kind, "process_ended", job, Unavailable("the gateway cannot read long texts now.", reason="WORK_LOST")
+            )
             return
         began, result = self._clock(), None
         try:
@@ -160,13 +162,13 @@ class TenantWork:
             if not job.result.done():
                 job.result.set_result(result)
         elif job.result.cancelled():
-            self.failures[kind, "left"] += 1
+            self.failures[kind, "disconnected"] += 1
         elif self._clock() - began >= CPU_S:
             error = InvalidArgument("The request takes too long to be read; send less.", reason="WORK_TOO_COSTLY")
             self._count(kind, "too_costly", job, error)
         else:
             lost = Unavailable("the process that read the request was lost; try again.", reason="WORK_LOST")
-            self._count(kind, "lost", job, lost)
+            self._count(kind, "process_ended", job, lost)
 
     async def _process(self) -> WorkingProcess:
         while self._idle:
@@ -176,10 +178,10 @@ class TenantWork:
             process.kill()
         return await self._source.new()
 
-    def _give_up(self, tenant: str, job: _QueuedJob) -> None:
+    def _time_out(self, tenant: str, job: _QueuedJob) -> None:
         if self._take_out(tenant, job):
             error = ResourceExhausted("earlier requests of this tenant take too long; try again later.", reason="WORK")
-            self._count(job.frame.head["kind"], "waited", job, error)
+            self._count(job.frame.head["kind"], "timeout", job, error)
 
     def _take_out(self, tenant: str, job: _QueuedJob) -> bool:
         """Return True if the job was still waiting."""

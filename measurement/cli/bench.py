@@ -54,7 +54,7 @@ class Compare(StrEnum):
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Options of `bench` that say what is sent and when."""
+    """Options of `bench` for its requests and their times."""
 
     model: Annotated[str, typer.Option(help="Model name, where the server has several.")] = ""
     concurrency: Annotated[int, typer.Option(help="Closed loop: requests at once.", min=1, rich_help_panel=LOAD)] = 4
@@ -74,7 +74,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ObjectiveOptions(LatencyObjectives):
-    """Options of `bench` that say which requests count as good."""
+    """Options of `bench` that define good requests."""
 
     ttft_ms: Annotated[float | None, typer.Option(help="Most ms to the first token.", rich_help_panel=OBJECTIVES)] = (
         None

@@ -1,4 +1,4 @@
-"""What `slipstream bench` measured: as one JSON object, as tables, and as a page that needs nothing but itself."""
+"""Reports of `slipstream bench`: one JSON object, tables, and a page that needs nothing but itself."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedWorker:
-    """What one worker reported."""
+    """Answers of one worker to a diagnosis."""
 
     address: str
     identity: worker_pb2.GetModelResponse

@@ -1,4 +1,4 @@
-"""What `slipstream compare` prints of an experiment."""
+"""Report of an experiment, as `slipstream compare` prints it."""
 
 from __future__ import annotations
 

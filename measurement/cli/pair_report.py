@@ -1,4 +1,4 @@
-"""What `slipstream doctor --target` prints: one screen that ends with the verdict, or JSON."""
+"""Report of `slipstream doctor --target`: one screen that ends with the verdict, or JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def render(check: PairCheck) -> str:
 
 
 def _looping(check: PairCheck) -> str:
-    """How many texts of each temperature loop: one sum hides that often all of one do, and none of the other."""
+    """Counts of looping texts by temperature: a sum over temperatures hides that often all texts of one loop, and none
+    of another."""
     if not check.looping:
         return "none loops"
     of_each = check.texts // len(check.looping_by_temperature)

@@ -1,4 +1,4 @@
-"""How disturbed this machine was while something was measured: time stolen by others on its host, and its load."""
+"""Disturbance of this machine during a measurement: CPU time stolen by others on its host, and its load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TICKS = Path("/proc/stat")
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """None where the system does not tell."""
+    """None where the system reports none."""
 
     steal_percent: float | None
     """Share of all cores' time that a hypervisor gave to others."""

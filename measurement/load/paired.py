@@ -1,4 +1,4 @@
-"""What one change did, from runs in pairs: each pair gives a ratio, and their logarithms an interval.
+"""Effect of one change, from runs in pairs: each pair gives a ratio, and their logarithms an interval.
 
 Ratios of neighbouring runs cancel what drifts on a shared machine; their geometric mean treats twice as fast and half
 as fast alike. Few pairs need Student's t with its heavy tails.

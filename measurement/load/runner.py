@@ -44,7 +44,7 @@ def _gap_s(rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a server said of one completion. Counts of speculation are 0 where it does not tell."""
+    """A server's report of one completion. Counts of speculation are 0 where the server sends none."""
 
     tokens: int
     rounds: int = 0
@@ -53,9 +53,9 @@ class Answered:
     accepted: int = 0
 
 
-Heard = Callable[[], None]
+Arrived = Callable[[], None]
 """To be called whenever output arrives."""
-Send = Callable[[int, Heard], Awaitable[Answered]]
+Send = Callable[[int, Arrived], Awaitable[Answered]]
 """Sends the request of this index and reads its whole output. Raises SlipstreamError where it fails."""
 
 
@@ -125,7 +125,7 @@ async def closed_loop(send: Send, count: int, concurrency: int, ended: Callable[
 
 
 async def open_loop(send: Send, count: int, schedule: Schedule, ended: Callable[[], None] = lambda: None) -> Run:
-    """Sends `count` requests when the schedule says, however many are under way; `ended` is called after each."""
+    """Sends `count` requests by the schedule, however many are under way; `ended` is called after each."""
     clock = _Clock()
     outcomes = [RequestOutcome(index, due_s) for index, due_s in enumerate(schedule(count))]
 

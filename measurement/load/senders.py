@@ -1,4 +1,4 @@
-"""How requests of a load are sent: over gRPC, or over HTTP as streams of OpenAI's completions, from any server."""
+"""Senders of a load's requests: over gRPC, or over HTTP as streams of OpenAI's completions, to any server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from measurement.load.runner import Answered, Heard, Send
+from measurement.load.runner import Answered, Arrived, Send
 from slipstream.client.client import pieces
 from slipstream.client.completion import Completion
 from slipstream.client.gateway_endpoint import GatewayEndpoint, check_plaintext_key
@@ -28,10 +28,10 @@ async def sending_grpc(
     """Sends these requests by their index over one channel. Raises what `GatewayEndpoint.channel` raises."""
     async with gateway.channel() as channel:
 
-        async def send(index: int, heard: Heard) -> Answered:
+        async def send(index: int, arrived: Arrived) -> Answered:
             completion = Completion()
             async for _ in pieces([channel], requests[index], completion):
-                heard()
+                arrived()
             seen = completion.finished.statistics
             tokens = completion.finished.output_tokens
             return Answered(tokens, seen.rounds, seen.rounds_with_drafts, seen.drafted, seen.accepted)
@@ -43,7 +43,7 @@ async def sending_grpc(
 async def sending_http(
     url: str, bodies: Sequence[Mapping[str, Any]], key: str = "", ca: str = "", plaintext_key: bool = False
 ) -> AsyncIterator[Send]:
-    """Sends these bodies by their index to URL/v1/completions, each as a stream that tells its usage. Raises
+    """Sends these bodies by their index to URL/v1/completions, each as a stream that ends with its usage. Raises
     FailedPrecondition where httpx is not installed, or the key would be sent in plaintext to another machine without
     `plaintext_key`."""
     try:
@@ -61,20 +61,20 @@ async def sending_http(
         base_url=url, headers=headers, limits=bounds, timeout=None, trust_env=False, verify=verify
     ) as client:
 
-        async def send(index: int, heard: Heard) -> Answered:
+        async def send(index: int, arrived: Arrived) -> Answered:
             try:
                 async with client.stream("POST", "/v1/completions", json={**bodies[index], **asked}) as response:
                     if response.status_code != 200:
                         text = (await response.aread()).decode(errors="replace")
                         raise Unavailable(f"HTTP {response.status_code}: {text[:200]}", reason="HTTP_STATUS")
-                    return await _read(response, heard)
+                    return await _read(response, arrived)
             except httpx.HTTPError as error:
                 raise Unavailable(f"{url}: {error or type(error).__name__}", reason="HTTP_FAILED") from error
 
         yield send
 
 
-async def _read(response: httpx.Response, heard: Heard) -> Answered:
+async def _read(response: httpx.Response, arrived: Arrived) -> Answered:
     answered, done = None, False
     async for line in response.aiter_lines():
         if not line.startswith(EVENT):
@@ -86,7 +86,7 @@ async def _read(response: httpx.Response, heard: Heard) -> Answered:
         if "error" in event:
             raise Unavailable(f"the stream broke off: {str(event['error'])[:200]}", reason="STREAM_LOST")
         if any(choice.get("text") for choice in event.get("choices") or ()):
-            heard()
+            arrived()
         if event.get("usage"):
             answered = _answered(event)
     if answered is None or not done:

@@ -64,7 +64,7 @@ PROMPTS = (
     ),
     Asked("Q: The code is 7 3 9 1 5 2. Repeat the code twice.\nA: The code is 7 3 9 1", "in prompt"),
 )
-"""What is tried where no prompts are given: a few of each kind."""
+"""Prompts of a check that names none: a few of each kind."""
 
 
 def check_pair(
@@ -112,7 +112,7 @@ def _rounds(
     check: PairCheck, engine: Engine, opened: OpenedProposer, prompts: Sequence[Asked], tokens: int
 ) -> tuple[list[Round], Calls, list[int], TimedRounds | None]:
     """Rounds over the target's texts, the calls that they took, the lengths of all answers, and the rounds of the first
-    text once more. A text that loops is guessed by anybody, and flatters all figures: it is counted and left out."""
+    text once more. Any drafter predicts a text that loops, which flatters all figures: it is counted and left out."""
     tokenizer = load_tokenizer(check.target)
     counts_first = find_method(check.method).needs_model
     rounds: list[Round] = []
@@ -150,9 +150,9 @@ class TargetText:
     prompt_length: int
     sampling: SamplingParams
     states: HiddenStates | None = None
-    """Of all tokens but the last, for heads."""
+    """Hidden states of all tokens but the last, for heads."""
     vocabulary_size: int = UNLIMITED
-    """Of the target."""
+    """Vocabulary size of the target."""
 
     @property
     def written(self) -> list[int]:
@@ -213,7 +213,7 @@ class Calls:
     """Calls of the proposer, and the rounds that they were made for."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of each call."""
+    """Seconds of each call."""
     rounds: int = 0
 
 

@@ -18,7 +18,7 @@ FEW_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What became of one proposal."""
+    """Outcome of one proposal."""
 
     context: int
     """Committed tokens below it."""
@@ -41,7 +41,7 @@ class PairCheck:
     verdict: str = ""
     """Why, in one sentence."""
     remedies: list[str] = field(default_factory=list)
-    """What may make it one that ships, most promising first."""
+    """Changes that may make the pair one that ships, most promising first."""
     findings: list[tuple[str, str]] = field(default_factory=list)
     """`ok`, `warning` or `WRONG`, and a sentence."""
     by_depth: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What `slipstream doctor --target` makes of a pair: what does not fit, what is worth a warning, and the verdict."""
+"""Findings of `slipstream doctor --target` about a pair: misfits, warnings, and the verdict."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def check_models(check: PairCheck, engine: Engine, opened: OpenedProposer) -> No
 
 
 def _trained_length(draft: str) -> int:
-    """What a head's configuration says of the contexts that it was made for; 0 where it says nothing."""
+    """Context length in tokens that a head's configuration names as the one it was trained for; 0 where it names
+    none."""
     if not draft or not is_local(draft) or not (model_folder(draft) / "config.json").is_file():
         return 0
     found = read_json(model_folder(draft) / "config.json")
@@ -120,7 +121,7 @@ def _trained_length(draft: str) -> int:
 
 
 def warn_of_level(check: PairCheck) -> None:
-    """Of a draft model that is too slow for any place; lookups and heads are called once for all levels."""
+    """Warns of a draft model that is too slow in any place; lookups and heads are called once for all levels."""
     level = check.draft_ms / check.plain_ms
     if check.draft_parameters and level > MOST_LEVEL:
         found = f"a level takes {level:.2g} of the target's pass; above {MOST_LEVEL:g}"

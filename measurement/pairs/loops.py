@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 DISTINCT = 0.6
-"""Least share of different 4-grams in a greedy text: a loop is guessed by anybody, and flatters all figures."""
+"""Least share of different 4-grams in a greedy text: any drafter predicts a loop, which flatters all figures."""
 
 
 def distinct_share(token_ids: Sequence[int]) -> float:

@@ -18,7 +18,7 @@ guesses ahead on a machine of its own (docs/gpu.md)."""
 
 @dataclass(frozen=True, slots=True)
 class PairFigures:
-    """What a verdict is made of; greedy texts that loop are left out of all of it."""
+    """Figures that a verdict is made of; greedy texts that loop are left out of all of them."""
 
     places: int
     """Tokens of texts at which the drafter was tried."""

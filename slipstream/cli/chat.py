@@ -30,7 +30,7 @@ ABOUT = "/quit ends the conversation, /reset begins another one, Ctrl-C stops an
 def chat(
     connection: Connection,
     message: Annotated[
-        list[str] | None, typer.Option(help="Say this and end after the answer; repeat for more turns.")
+        list[str] | None, typer.Option(help="Send this message and end after the answer; repeat for more turns.")
     ] = None,
     system: Annotated[str, typer.Option(help="System message at the beginning.")] = "",
     model: Model = "",

@@ -49,14 +49,14 @@ MixedArithmetic = Annotated[
     typer.Option(
         "--mixed-arithmetic/--no-mixed-arithmetic",
         help="Whether the text may go on, marked, where no verifier is left that computes as the one that began it.",
-        show_default="as the gateway says",
+        show_default="the gateway's",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    """Options of `generate` that say what is asked for."""
+    """Options of `generate` for its request."""
 
     model: Model = ""
     max_tokens: MaxTokens = 256

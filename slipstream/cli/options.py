@@ -1,4 +1,4 @@
-"""What several commands share: options, the connection to gateways, and how an error ends a command."""
+"""Options that several commands share, the connection to gateways, and the error that ends a command."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ MaxDraftTokens = Annotated[
 
 @dataclass(frozen=True)
 class Connection:
-    """Options of a command that talks with gateways; with the local one by default."""
+    """Options of a command that calls gateways; the local one by default."""
 
     server: Servers = None
     api_key: ApiKey = ""

@@ -53,7 +53,7 @@ async def run(fleet: Fleet, addresses: AddressOptions) -> None:
 
 
 def _placed(methods: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
-    """Says what it chose."""
+    """Reports its choice."""
     cores = available_cores()
     placement = place(cores, methods, draft_in_verifier, threads, computes_on_own_cores(engine))
     if draft_in_verifier is None or not threads:
@@ -119,7 +119,7 @@ def served_folder(name: str) -> str:
 
 
 def _default(models: ModelOptions, translates: bool, in_verifier: bool | None) -> tuple[str, ...]:
-    """What drafts where no drafter is named: a draft model that translates fits every target."""
+    """Names the drafters where the user names none: a draft model that translates fits every target."""
     return default_drafters("" if translates else models.target, models.draft, in_verifier)
 
 

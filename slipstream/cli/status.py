@@ -170,7 +170,7 @@ def fleet_row(worker: gateway_pb2.FleetWorker, rate: float | None) -> tuple[str,
 
 
 def state_of(worker: gateway_pb2.FleetWorker) -> str:
-    """What an operator has to know first."""
+    """Names the one state of the worker that an operator has to know first."""
     if not worker.present:
         return "away" if worker.HasField("model") else "not reached yet"
     if worker.problem:

@@ -1,4 +1,4 @@
-"""What a command prints while a text does not come, and in a line when it ended."""
+"""Lines that a command prints while it waits for text, and once the waiting is over."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FEW = 0.5
 PAUSES = {
     "price": "a candidate costs what it brings",
     "slower": "no text of now gains as much as drafting slows its steps",
-    "trial": "a trial of decoding without drafting is under way",
+    "trial": "a trial without drafting is under way",
 }
-"""What the causes of `slipstream_drafting_paused` mean."""
+"""Sentences for the causes of `slipstream_drafting_paused`."""
 Listing = Callable[[], gateway_pb2.ListModelsResponse]
 
 
@@ -61,7 +61,8 @@ class SilenceWatch:
 
 
 def cause_of_silence(list_models: Listing, model: str) -> str:
-    """What a text of this model waits for, as far as the gateway knows; empty where all that it needs answers."""
+    """Names the missing part that a text of this model waits for, as far as the gateway knows; empty where all
+    answer."""
     try:
         listed = list_models()
     except SlipstreamError as error:

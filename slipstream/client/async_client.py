@@ -32,7 +32,7 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 LOCAL = "127.0.0.1:50051"
 """Address of a gateway that `slipstream serve` started."""
 NAME, NAMED_S = "dns:", 3.0
-"""What an address begins with that names several gateways, and `RetrySettings.begin_s` for it: a look at the name each
+"""Prefix of an address that names several gateways, and `RetrySettings.begin_s` for it: one look-up of the name each
 second, and one more pod of a rollout."""
 ANSWER_S = 10.0
 """Seconds within which a gateway answers what is not a stream."""
@@ -75,7 +75,7 @@ class AsyncStream:
 
     def __init__(self, completion: Completion, found: AsyncGenerator[Piece]) -> None:
         self.completion = completion
-        """What has been received so far: perhaps a piece more than was read."""
+        """Output received so far: perhaps a piece more than was read."""
         self._found = found
         self._reading: asyncio.Task[Piece | None] | None = None
         self._order = asyncio.Lock()

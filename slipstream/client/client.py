@@ -26,7 +26,7 @@ Call = Any
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """How long a client keeps trying."""
+    """Limits of a client's retries."""
 
     resume_s: float = 30.0
     """Seconds without progress after which resuming is given up; longer than the lease of a dead gateway. Every
@@ -71,10 +71,10 @@ async def pieces(
     Raises the SlipstreamError that the gateway sent, Unavailable where the completion did not start or continue, and
     Aborted where a restarted session gives another text.
     """
-    heard = _HeardOnce()
+    received = _ReceivedOnce()
     async with aclosing(_restarted(list(channels), request, completion, retry or RetrySettings())) as found:
         async for piece in found:
-            if (fresh := heard.fresh(piece)) is not None:
+            if (fresh := received.fresh(piece)) is not None:
                 yield fresh
 
 
@@ -137,7 +137,7 @@ def _seeded(request: gateway_pb2.GenerateRequest, seed: int) -> gateway_pb2.Gene
     return again
 
 
-class _HeardOnce:
+class _ReceivedOnce:
     """Lets each token and each character of an output pass once, however often the output is started again."""
 
     def __init__(self) -> None:
@@ -147,7 +147,8 @@ class _HeardOnce:
         """Characters received since the last start."""
 
     def fresh(self, piece: Piece) -> Piece | None:
-        """What is new in a piece; None for nothing. Raises Aborted where it is not what came before."""
+        """Returns the new part of a piece; None for nothing new. Raises Aborted where the piece contradicts earlier
+        ones."""
         if not piece.offset:
             self._character = 0
         tokens = self._tokens[piece.offset : piece.offset + len(piece.token_ids)]
@@ -253,7 +254,7 @@ async def _folded(completion: Completion, call: Call, retry: RetrySettings) -> A
 async def _next(call: Call, timeout_s: float | None) -> Any:
     async with asyncio.timeout(timeout_s):
         event = await call.read()
-    if event is None:  # grpc.aio could not parse it; perhaps another gateway speaks this contract
+    if event is None:  # grpc.aio could not parse it; perhaps another gateway has this contract
         raise Unavailable("the gateway sent a message that is no protobuf of this contract.", reason="GARBLED")
     return event
 
@@ -289,7 +290,7 @@ def _broken_off(completion: Completion, error: SlipstreamError) -> SlipstreamErr
 
 
 def _cause(error: SlipstreamError) -> str:
-    """The first line of what the error says, to stand in another sentence."""
+    """The first line of the error's sentence, to stand in another sentence."""
     return error.message.splitlines()[0][:200].removesuffix(".") if error.message else "no answer"
 
 

@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Completion:
-    """What has been received of one completion."""
+    """Output of one completion as received so far."""
 
     started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
@@ -61,7 +61,7 @@ class Completion:
     likely: list[int] = field(default_factory=list)
     """Positions of the tokens of `logprobs`."""
     mixed_arithmetic: bool | None = None
-    """What a resumed session is asked for: see GenerateOptions."""
+    """Permission that a resumed session is given: see GenerateOptions."""
     trace_id: str = ""
     """Trace id of the latest request for this completion; empty if it is not traced."""
 

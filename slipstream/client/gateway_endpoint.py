@@ -30,7 +30,7 @@ KEY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def plaintext_key_by_default() -> bool:
-    """What the variable says: true or false, and false without it. Raises InvalidArgument for anything else."""
+    """Reads the variable: true or false, and false without it. Raises InvalidArgument for anything else."""
     return boolean(PLAINTEXT_KEY, os.environ.get(PLAINTEXT_KEY, "false"))
 
 

@@ -1,4 +1,4 @@
-"""What a client may ask for, by keyword, and the request that is made of it."""
+"""Options of a client's request, by keyword, and the message that is made of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GenerateOptions(TypedDict, total=False):
     prediction: str | Sequence[int] | None
     """Expected output, to draft from."""
     json_schema: str | Mapping[str, Any] | None
-    """What the output must match; at most one of this and the next three."""
+    """JSON schema that the output must match; at most one of this and the next three."""
     regex: str | None
     grammar: str | None
     json_object: bool
@@ -85,14 +85,14 @@ class ChatOptions(GenerateOptions, total=False):
     tools: Sequence[Mapping[str, Any]]
     """Functions that the model may call, as OpenAI's API describes them."""
     template_variables: Mapping[str, Any]
-    """What else the chat template reads, such as `enable_thinking`."""
+    """More variables that the chat template reads, such as `enable_thinking`."""
 
 
 class RollbackOptions(TypedDict, total=False):
-    """Options of what a rolled-back session says anew."""
+    """Options of a rolled-back session's new output."""
 
     edit: str | Sequence[int]
-    """What stands behind the tokens that stay."""
+    """Text or tokens behind the tokens that stay."""
     seed: int | None
     """With the session's own seed, which is the default, the text repeats."""
     max_tokens: int | None

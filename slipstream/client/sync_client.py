@@ -56,7 +56,7 @@ class Stream:
 
     @property
     def completion(self) -> Completion:
-        """What has been received so far: perhaps a piece more than was read."""
+        """Output received so far: perhaps a piece more than was read."""
         return self._stream.completion
 
     def finish(self) -> Completion:

@@ -133,7 +133,7 @@ class Segment:
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
             raise InvalidArgument("a node's parent must be -1 or an earlier node")
         if self.held and not (self.held < self.tokens and self.held <= sequence.ahead):
-            raise FailedPrecondition(f"{self.held} of {self.tokens} rows are said to be there, {sequence.ahead} are")
+            raise FailedPrecondition(f"{self.held} of {self.tokens} rows should be there, {sequence.ahead} are")
         wanted = self.logit_tokens()
         if wanted and not 0 <= min(wanted) <= max(wanted) < self.computed:
             raise InvalidArgument(f"logits of {self.wanted} are wanted, which are not among the tokens computed")

@@ -138,7 +138,7 @@ class ProposedNode:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What one call proposes for one sequence."""
+    """Candidates that one call proposes for one sequence."""
 
     nodes: list[ProposedNode]
     """Likeliest first, parents before children; empty until all committed tokens are read."""
@@ -191,7 +191,7 @@ class OpenedProposer:
     """The model that drafts, with the vocabulary of the targets it can draft for."""
     proposer: Proposer
     hidden: HiddenNeed | None = None
-    """What it reads of the target; None for nothing."""
+    """Hidden states of the target that it reads; None for none."""
     depth: int = UNLIMITED
     """Most tokens beyond the committed ones that it can propose."""
     accuracy: Callable[[list[int], HiddenStates, list[int]], float] | None = None

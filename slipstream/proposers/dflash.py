@@ -97,7 +97,7 @@ def attend_texts(
 
 
 def one_step_accuracy(head: DflashHead) -> Callable[[list[int], HiddenStates, list[int]], float]:
-    """How well a drafter's first row follows the target, behind some tokens: see `OpenedProposer.accuracy`."""
+    """Measures how well a drafter's first row follows the target, behind some tokens: see `OpenedProposer.accuracy`."""
 
     @torch.inference_mode()
     def accuracy(tokens: list[int], states: HiddenStates, chosen: list[int]) -> float:

@@ -182,7 +182,7 @@ class PairReader:
         return self._of_handle[handle]
 
     def read(self, contexts: list[ProposerContext]) -> tuple[list[Proposal], list[NewPairs]]:
-        """Empty proposals, which say how far each text is read, and the pairs that have to get rows for that."""
+        """Empty proposals with the length to which each text is read, and the pairs that have to get rows for that."""
         new: list[NewPairs] = []
         answers: list[Proposal] = []
         for context in contexts:

@@ -32,9 +32,9 @@ class _Draft:
         self.index = index
         """Index of its context in the call."""
         self.context = context
-        """What the present level proposes below."""
+        """Context below which the present level proposes."""
         self.segment = segment
-        """What the present level computes."""
+        """Segment that the present level computes."""
         self.proposal = proposal
         self.levels = 1
         """Levels so far."""

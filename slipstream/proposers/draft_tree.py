@@ -193,8 +193,8 @@ class DraftTree:
         return sent
 
     def frame(self, nodes: Sequence[DraftNode], source: int = 0) -> Frame:
-        """The frame of these nodes, which were marked as sent one after the other. One of no nodes says that what was
-        sent before is no candidate any more, if a generation began since."""
+        """The frame of these nodes, which were marked as sent one after the other. One without nodes marks that those
+        sent before are no candidates any more, if a generation began since."""
         distributions = tuple(node.distribution for node in nodes)
         return Frame(
             base_length=self.base_length,
@@ -268,8 +268,8 @@ class DraftTree:
     def deeper(
         self, starts: Sequence[DraftNode], count: int, levels: int, least_log_prob: float, max_depth: int
     ) -> DeeperLevels | None:
-        """What to propose below the nodes that are proposed below `starts`, the frontier of at most `count` nodes:
-        `levels` levels in all, as long as they are likelier than what else there is to expand."""
+        """Returns the levels to propose below the nodes that are proposed below `starts`, the frontier of at most
+        `count` nodes: `levels` levels in all, as long as they are likelier than what else there is to expand."""
         deepest = max(node.depth for node in starts) - self.root.depth
         further = min(levels, max_depth - deepest) - 1
         if further <= 0:

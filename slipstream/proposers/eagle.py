@@ -204,7 +204,7 @@ class EagleProposer:
         return torch.stack([cache.states[path] for cache, path in wanted])
 
     def _choose(self, views: list[tuple[_Growing, ProposerContext]]) -> dict[int, Proposal | SlipstreamError]:
-        """What is proposed below the nodes to expand, by the context's index."""
+        """Returns the proposals below the nodes to expand, by the context's index."""
         if not views:
             return {}
         places = [Place(at, view, number) for at, (_, view) in enumerate(views) for number in range(len(view.expand))]
@@ -238,7 +238,7 @@ def fuse(head: EagleHead, states: HiddenStates) -> Tensor:
 
 
 def one_step_accuracy(head: EagleHead) -> Callable[[list[int], HiddenStates, list[int]], float]:
-    """How well a head follows its target: see `OpenedProposer.accuracy`."""
+    """Measures how well a head follows its target: see `OpenedProposer.accuracy`."""
 
     @torch.inference_mode()
     def accuracy(tokens: list[int], states: HiddenStates, chosen: list[int]) -> float:

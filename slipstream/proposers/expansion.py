@@ -1,4 +1,4 @@
-"""How many nodes of one sequence's tree a draft model expands in a pass.
+"""Number of nodes of one sequence's tree that a draft model expands in a pass.
 
 More nodes find more of what the target may write. On a GPU a pass takes no longer with them; on a CPU it does, and what
 is found late is worth less. So a pass of each size is timed before the drafter serves.

@@ -29,7 +29,7 @@ FAMILIES = ("llama", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class HeadTarget:
-    """What a head has to fit."""
+    """Properties of a target that a head has to fit."""
 
     name: str
     output: Tensor
@@ -58,7 +58,7 @@ class HeadFile:
     """Its configuration."""
     tensors: dict[str, Tensor]
     original: dict[str, str]
-    """How the file calls each tensor."""
+    """The file's name of each tensor."""
 
     @classmethod
     def read(cls, name: str, plain: Callable[[str], str]) -> HeadFile:

@@ -1,4 +1,4 @@
-"""How many levels of a tree one call of a proposer goes down.
+"""Number of levels of a tree that one call of a proposer goes down.
 
 A level of a small draft model takes less time than handing it over and asking for the next one, so several come
 together. A level of a large one is handed over at once: a verifier may be waiting for it.

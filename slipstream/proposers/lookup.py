@@ -107,9 +107,9 @@ class LookupProposer:
 
 
 def doubt_at(temperature: float) -> float:
-    """What is drawn repeats itself less than what is likeliest. Fitted to SmolLM2's answers (`benchmarks.knobs`): with
-    DOUBT alone claims were 1.15 times what was accepted at temperature 0, 2.0 times at 0.8 and 2.9 times at 1; doubts
-    of 4 and 6 make the latter two 1.03 and 1.07.
+    """Doubt at a temperature: drawn text repeats itself less than the likeliest text. Fitted to SmolLM2's answers
+    (`benchmarks.knobs`): with DOUBT alone claims were 1.15 times what was accepted at temperature 0, 2.0 times at 0.8
+    and 2.9 times at 1; doubts of 4 and 6 make the latter two 1.03 and 1.07.
     """
     return DOUBT * (1.0 + WARMTH * temperature**2)
 

@@ -65,8 +65,8 @@ class MedusaProposer(ParallelProposer):
 
 
 def one_step_accuracy(heads: MedusaHeads) -> Callable[[list[int], HiddenStates, list[int]], float]:
-    """How well the first head follows the target: see `OpenedProposer.accuracy`. It does not see the token that was
-    chosen in between, so that it counts where its best RANKS hold the next one."""
+    """Measures how well the first head follows the target: see `OpenedProposer.accuracy`. It does not see the token
+    that was chosen in between, so that it counts where its best RANKS hold the next one."""
 
     @torch.inference_mode()
     def accuracy(tokens: list[int], states: HiddenStates, chosen: list[int]) -> float:

@@ -1,4 +1,4 @@
-"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774) in every published layout, which the tensors' names tell apart.
+"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774) in every published layout, which the tensors' names distinguish.
 
 Head i reads the target's last hidden state f_t, of which the target's own output makes token t+1, and proposes token
 t+2+i: W_i R(f), with one or more residual blocks R(x) = x + SiLU(A x + b) before it.

@@ -19,8 +19,8 @@ from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.tokenizer.grammar import Cursor, Grammar, Grammars, Mask, MaskBudget
 
 MASKS_S = 0.001, 0.25
-"""What the masks of one session may take of the model's thread, as `MaskBudget` counts. Once that is spent the session
-is proposed for without its grammar."""
+"""Seconds of the model's thread that the masks of one session may take, as `MaskBudget` counts. Once they are spent the
+session is proposed for without its grammar."""
 
 
 _TARGET_SIZE = attrgetter("context.vocabulary_size")
@@ -61,14 +61,14 @@ class NodeChooser:
             for place, nodes in zip(some, propose(some, own), strict=True):
                 answer = answers[place.index]
                 if not nodes:
-                    error = "the draft model's numbers are broken for this session."
+                    error = "the draft model's logits are NaN or infinite for this session."
                     answers[place.index] = Internal(error, reason="BROKEN_NUMBERS")
                 elif isinstance(answer, Proposal):
                     answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])
 
     def mask(self, place: Place) -> Mask | None:
-        """What the sequence's grammar allows there; None where it has none, or it is not compiled yet, or cannot be
-        followed: the verifier drops what lies outside."""
+        """Returns the tokens that the sequence's grammar allows there; None where it has none, or it is not compiled
+        yet, or cannot be followed: the verifier drops what lies outside."""
         context, handle = place.context, place.context.handle
         if context.structured_output is None or self._grammars is None:
             return None
@@ -137,8 +137,8 @@ class Place:
         return self.context.tokens[self.context.prompt_length : self.context.length]
 
     def sampled(self, width: int) -> logits_processor.SampledRow:
-        """What its row of `width` logits stands for; only penalties need the tokens before it. A target that is padded
-        further than the draft model may have tokens beyond the row: nothing is to be done about them."""
+        """Returns the sampling state of its row of `width` logits; only penalties need the tokens before it. A target
+        that is padded further than the draft model may have tokens beyond the row: nothing is to be done about them."""
         sampling = self.context.sampling.below(width)
         if not sampling.penalised:
             return logits_processor.SampledRow(sampling)

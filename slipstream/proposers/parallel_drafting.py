@@ -63,7 +63,7 @@ def grow(probability: Sequence[Sequence[float]], size: int) -> list[tuple[RankPa
 
 
 class RankAccuracy:
-    """How often each rank of each depth was the committed token, where the depths before it were right."""
+    """Rates at which each rank of each depth was the committed token, where the depths before it were right."""
 
     def __init__(self, expected: Sequence[Sequence[float]]) -> None:
         self._hits = [[PRIOR * each for each in ranks] for ranks in expected]
@@ -101,7 +101,7 @@ def falling(values: Sequence[float]) -> list[float]:
 
 @dataclass(slots=True)
 class _Drafted:
-    """What was drafted last for one sequence."""
+    """Latest draft of one sequence."""
 
     length: int
     """Committed tokens then."""

@@ -61,7 +61,7 @@ def channel(address: str) -> grpc.aio.Channel:
 
 
 def dialer(role: str, certificates: Certificates | None) -> Dial:
-    """How to reach peers of a role: in plaintext, or by TLS to peers whose certificate proves that role."""
+    """Returns the dialer of a role's peers: in plaintext, or by TLS to peers whose certificate proves that role."""
     if certificates is None:
         return channel
     options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", f"{role}.{certificates.domain}"))
@@ -169,9 +169,9 @@ def error_of(error: grpc.RpcError) -> SlipstreamError:
 def _handshake_failure(details: str) -> str:
     """A sentence for gRPC's text about a failed handshake; empty for any other text."""
     if "Hostname Verification" in details:
-        return "the peer's certificate does not name who was to be reached; look at the DNS names in it."
+        return "the peer's certificate does not name the host that was dialled; look at the DNS names in it."
     if "WRONG_VERSION_NUMBER" in details:
-        return "the peer speaks plaintext and TLS was asked for; configure TLS there, or none here."
+        return "the peer answers in plaintext, but TLS is configured here; configure TLS there, or none here."
     if "certificate signature failure" in details or "CERTIFICATE_VERIFY_FAILED" in details:
         return "the peer's certificate is not signed by the CA that is trusted here, or has expired."
     if "handshake failed" in details.lower():
@@ -200,7 +200,7 @@ def _connection_failure(details: str) -> str:
 
 @dataclasses.dataclass(slots=True)
 class _Details:
-    """What a peer sent with a status; as in SlipstreamError."""
+    """Details that a peer sent with a status; as in SlipstreamError."""
 
     reason: str = ""
     retry_s: float | None = None

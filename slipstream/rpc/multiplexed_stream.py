@@ -244,7 +244,7 @@ class MultiplexedStream(Generic[Item, Request, Response]):
         except asyncio.CancelledError:
             if _being_cancelled():
                 raise
-            return Unavailable("the stream was given up.")  # a dropped call raises what a cancelled task does
+            return Unavailable("the stream was cancelled.")  # a dropped call raises what a cancelled task does
         except Exception as failure:
             if _being_cancelled():  # a task group forgets a cancellation that meets a failure
                 raise asyncio.CancelledError from failure
@@ -271,7 +271,7 @@ class MultiplexedStream(Generic[Item, Request, Response]):
         except asyncio.InvalidStateError:
             pass
         except grpc.RpcError as error:
-            raise Unavailable("the stream broke while something was sent.") from error
+            raise Unavailable("the stream broke while a frame was sent.") from error
 
     async def _read(self, call: StreamCall[Request, Response]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
@@ -328,7 +328,7 @@ async def serve(
         try:
             await _write(queue, pack, traffic, context.write)
         except grpc.aio.InternalError as error:  # how gRPC reports that the peer is gone
-            raise Unavailable("the peer left while something was sent to it.") from error
+            raise Unavailable("the peer closed the stream while a frame was sent.") from error
 
     try:
         async with asyncio.TaskGroup() as tasks:

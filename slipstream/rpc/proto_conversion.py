@@ -77,13 +77,14 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingOptions:
 
 
 def sampling_from_proto(message: types_pb2.SamplingOptions) -> SamplingParams:
-    """What a worker is sent: all fields, 0 where unset. Raises InvalidArgument for values out of range: a worker trusts
-    no gateway."""
+    """Converts a worker's sampling options: all fields, 0 where unset. Raises InvalidArgument for values out of range:
+    a worker trusts no gateway."""
     return _sampling(message, {name: getattr(message, name) for name in SAMPLING_FIELDS})
 
 
 def sampling_of_client(message: types_pb2.SamplingOptions, seed: Callable[[], int]) -> SamplingParams:
-    """What a client asks for, defaults where it asks for nothing. `seed`: draws one. Raises InvalidArgument."""
+    """Converts a client's sampling options, with defaults for unset fields. `seed`: draws one. Raises
+    InvalidArgument."""
     given = {field.name: value for field, value in message.ListFields()}
     return _sampling(message, given if "seed" in given else given | {"seed": seed()})
 
@@ -161,11 +162,11 @@ def structure_to_proto(structure: StructuredOutput | None) -> types_pb2.Structur
     return message
 
 
-def logprobs_to_proto(told: TokenLogprobs) -> types_pb2.TokenLogprobs:
+def logprobs_to_proto(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
     return types_pb2.TokenLogprobs(
-        logprob=told.logprob,
-        top_token_ids=[token for token, _ in told.top],
-        top_logprobs=[logprob for _, logprob in told.top],
+        logprob=logprobs.logprob,
+        top_token_ids=[token for token, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
     )
 
 

@@ -34,7 +34,7 @@ class TlsConfig:
     folder: str = ""
     """Holds tls.crt, tls.key and ca.crt; empty: plaintext, for one machine or a network that is trusted."""
     domain: str = "slipstream"
-    """What follows the role in the names of certificates: deployments that share a CA differ in it."""
+    """Suffix behind the role in the names of certificates: deployments that share a CA differ in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Certificates:
             return self._material
 
     def server_context(self) -> ssl.SSLContext:
-        """A context of Python's own TLS with the present material, for servers that do not speak gRPC."""
+        """A context of Python's own TLS with the present material, for servers of other protocols than gRPC."""
         material = self.current()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

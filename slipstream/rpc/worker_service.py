@@ -24,7 +24,7 @@ LAST_SEND_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What GetModel returns."""
+    """Answer of GetModel."""
 
     model: types_pb2.ModelInfo
     role: worker_pb2.Role

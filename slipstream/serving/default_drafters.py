@@ -28,7 +28,7 @@ def default_drafters(target: str, draft: str, in_verifier: bool | None) -> tuple
 
 def shipped_draft_for(target: str) -> str:
     """The folder of the shipped draft model with the target's vocabulary; empty for none, and where the target's cannot
-    be read: who serves it says why."""
+    be read: `serve` reports the reason."""
     try:
         wanted = vocabulary.fingerprint(vocabulary.load_tokenizer(target))
         drafts = (str(folder) for folder in _shipped_drafts())

@@ -155,7 +155,7 @@ class Fleet:
         return "" if self.gateway is None else self.gateway.http
 
     def announcement(self, grpc: str, as_json: bool) -> str:
-        """The line that says where to connect: the HTTP API is `off` (null) without one, metrics are of each role that
+        """The line with the addresses: the HTTP API is `off` (null) without one, metrics are of each role that
         serves them."""
         metrics = {name: role.metrics for name, role in self.roles.items() if role.metrics}
         if as_json:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 LINE_EVERY_S = 10.0
-"""Seconds after which a role that still loads is named again, where nobody watches a terminal."""
+"""Seconds after which a role that still loads is named again, where the output is not a terminal."""
 
 
 class Loading:

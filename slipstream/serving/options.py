@@ -69,7 +69,7 @@ class FleetOptions:
         str, typer.Option(help="int8, int4 or int8-dynamic; never changes the text.", rich_help_panel=DRAFTING)
     ] = ""
     engine: Annotated[
-        str, typer.Option(help="What runs the target: embedded or vllm (`make setup-vllm`).", rich_help_panel=MODELS)
+        str, typer.Option(help="Executor of the target: embedded or vllm (`make setup-vllm`).", rich_help_panel=MODELS)
     ] = EMBEDDED
     translate: Annotated[
         bool,
@@ -108,7 +108,7 @@ class FleetOptions:
 
 @dataclass(frozen=True)
 class AddressOptions:
-    """Options of `serve` that say where it is reached and where it logs sessions."""
+    """Options of `serve` for its addresses and its session log."""
 
     listen: Annotated[
         str, typer.Option(help="HOST:PORT of the gateway; port 0 picks a free one.", rich_help_panel=ADDRESSES)

@@ -1,4 +1,4 @@
-"""How the roles share one machine: which methods draft in the verifier's process, and the threads of its model."""
+"""Placement of the roles on one machine: methods that draft in the verifier's process, and threads of its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEW_CORES = 2
 
 
 class Placement(NamedTuple):
-    """How the roles share one machine."""
+    """Placement of the roles on one machine."""
 
     in_verifier: tuple[str, ...]
     """Methods that draft in the verifier's process."""
@@ -24,7 +24,7 @@ class Placement(NamedTuple):
 def place(
     cores: int, methods: Sequence[str], draft_in_verifier: bool | None, threads: int, own_cores: bool
 ) -> Placement:
-    """What the user asked for; where that is None or 0, what was measured to be best. `own_cores`: the target computes
+    """Chooses the user's placement, and where it is None or 0 the best one measured. `own_cores`: the target computes
     on these cores, not on a GPU nor in vLLM's workers.
 
     A lookup takes microseconds, less than a message to another process. On few cores a draft model's process takes the

@@ -25,7 +25,7 @@ MOST_KEYS = 8192
 FIRST_GAIN = 0.05
 """Tokens that a row of the window is believed to bring before it was measured."""
 FORGET = 0.98
-"""What a round leaves of the weight of the rounds before it."""
+"""Factor by which each round reduces the weight of the rounds before it."""
 REST, TRIAL = 32, 8
 """Rounds for which a window that does not pay rests, and then runs again to be measured."""
 
@@ -85,7 +85,7 @@ class NgramPool:
             self._found.popitem(last=False)
 
     def after(self, first: int) -> list[tuple[Gram, int]]:
-        """What followed the token, the latest first, with its counts."""
+        """Grams that followed the token, the latest first, with their counts."""
         return list(reversed(self._found.get(first, {}).items()))
 
 
@@ -125,8 +125,8 @@ class LookaheadWindow:
         return self.gained / self.rows_run
 
     def rows(self, room: int, price: float) -> WindowRows:
-        """What the next pass runs, within `room` rows that cost `price` tokens each: whole columns, none where they do
-        not pay."""
+        """Chooses the rows of the next pass, within `room` rows that cost `price` tokens each: whole columns, none
+        where they do not pay."""
         depth = self.size.gram - 1
         width = min(self.size.width, (room + 1) // depth)
         if width * depth <= 1 or (self.gain < price and self.rounds % (REST + TRIAL) < REST):

@@ -1,4 +1,4 @@
-"""What one verifier step takes from a session's candidate tree: a connected piece of it, packed into arrays.
+"""Selection of one verifier step from a session's candidate tree: a connected piece of it, packed into arrays.
 
 One of the four functions at the end of this file picks nodes up to the session's draft limit, and the planner's budget
 cuts them to the first few. The engine computes these in one pass, and the acceptance rule walks them from the root.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.telemetry.metrics import DECLARED, MODEL_ROLES, ROLES, Metric, Role
+from slipstream.telemetry.metrics import DECLARED, DEPRECATED, MODEL_ROLES, ROLES, Metric, Role
 
 
 def table(roles: tuple[Role, ...]) -> str:
@@ -15,10 +15,16 @@ def same_numbers() -> str:
     """The names under which numbers are scraped a second and a third time."""
     others: dict[str, list[str]] = {}
     for metric in DECLARED:
-        if metric.same_as:
+        if metric.same_as and metric.name not in DEPRECATED:
             others.setdefault(metric.same_as, []).append(f"`{metric.name}`")
     rows = [f"| `{name}` | {', '.join(names)} |" for name, names in others.items()]
     return "\n".join(["| metric | also named |\n|---|---|", *rows])
+
+
+def deprecated() -> str:
+    """Old names of metrics, which the next release drops."""
+    rows = [f"| `{old}` | `{new}` |" for old, new in DEPRECATED.items()]
+    return "\n".join(["| deprecated | use |\n|---|---|", *rows])
 
 
 def _row(metric: Metric) -> str:
@@ -30,4 +36,4 @@ def _row(metric: Metric) -> str:
 if __name__ == "__main__":
     for roles in (ROLES, MODEL_ROLES, *((role,) for role in ROLES)):
         print(f"{', '.join(roles)}\n\n{table(roles)}\n")
-    print(same_numbers())
+    print(f"{same_numbers()}\n\n{deprecated()}")

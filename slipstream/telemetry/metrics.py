@@ -7,6 +7,7 @@ clients or peers choose go through `BoundedLabels`. `python -m slipstream.teleme
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,8 +21,20 @@ REQUEST = ("model", "workload")
 CANDIDATES = ("model", "drafter", "method", "workload")
 """Labels of candidates."""
 
-DEPRECATED = ("slipstream_kv_blocks_total",)
-"""Old names that break the rules for names; they go in the next release."""
+DEPRECATED: Mapping[str, str] = {
+    "slipstream_kv_blocks_total": "slipstream_kv_blocks",
+    "slipstream_work_waiting": "slipstream_text_jobs_waiting",
+    "slipstream_work_seconds": "slipstream_text_job_seconds",
+    "slipstream_work_failures_total": "slipstream_text_job_failures_total",
+    "slipstream_store_evicts": "slipstream_store_eviction_enabled",
+    "slipstream_prefix_tokens_sought_total": "slipstream_prefix_cache_queried_tokens_total",
+    "slipstream_prefix_tokens_found_total": "slipstream_prefix_cache_hit_tokens_total",
+    "slipstream_rolled_back_tokens_total": "slipstream_rejected_tokens_total",
+    "slipstream_rolled_back_seconds_total": "slipstream_rejected_seconds_total",
+    "slipstream_drafter_guessed_tokens_total": "slipstream_drafter_drafted_candidates_total",
+    "slipstream_drafter_told_tokens_total": "slipstream_drafter_sent_candidates_total",
+}
+"""Old names of metrics and the present ones, whose numbers they have; old names go in the next release."""
 
 # Buckets, in seconds unless they count something.
 _STEPS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -68,7 +81,7 @@ def _histogram(name: str, help: str, role: Role, buckets: tuple[float, ...], lab
 
 
 def _kind(name: str) -> Literal["counter", "gauge"]:
-    return "counter" if name.endswith("_total") and name not in DEPRECATED else "gauge"
+    return "counter" if name.endswith("_total") else "gauge"
 
 
 # All roles.
@@ -79,9 +92,9 @@ BUILD = Metric(
 FORWARD = Metric(
     "slipstream_forward_info",
     "gauge",
-    "Which code computes the passes of the worker's model: `kernels` and `lean` are fast paths, `library` is the model "
+    "Code that computes the passes of the worker's model: `kernels` and `lean` are fast paths, `library` is the model "
     "library's code; on vLLM `full`, `padded` and `piecewise` are CUDA graphs of chains of any length, of equal ones "
-    "and of parts of a pass, `eager` is none; `refused` is 1 where a faster one was sought at the start and left out. "
+    "and of parts of a pass, `eager` is none; `refused` is 1 where a faster one was tried at the start and refused. "
     "Always 1; absent without a choice of the path.",
     MODEL_ROLES,
     ("path", "refused"),
@@ -162,8 +175,8 @@ CANDIDATE_ROUNDS = _gateway(
 
 REQUESTS = _gateway(
     "slipstream_requests_total",
-    "Requests by outcome: stop, length; cancelled, left (the client disconnected), fenced (rolled back or taken over "
-    "by another gateway), invalid; unavailable, failed; refused (not started, for no fault of the client).",
+    "Requests by outcome: stop, length; cancelled, disconnected (the client), fenced (rolled back or taken over by "
+    "another gateway), invalid; unavailable, failed; refused (not started, for no fault of the client).",
     *REQUEST,
     "outcome",
 )
@@ -214,7 +227,7 @@ GATEWAY_WAITING = _gateway("slipstream_gateway_waiting_sessions", "Sessions of t
 
 ARITHMETIC_CHANGES = _gateway(
     "slipstream_arithmetic_changes_total",
-    "Texts that went on with another arithmetic than wrote them so far: they are neither's (GATEWAY_MIXED_ARITHMETIC).",
+    "Texts that continued with another arithmetic than they began with (GATEWAY_MIXED_ARITHMETIC).",
 )
 MODEL = _gateway(
     "slipstream_model_info",
@@ -237,20 +250,20 @@ COST = _gateway(
     "Configured price of the connected workers (GATEWAY_VERIFIER_PRICE, GATEWAY_DRAFTER_PRICES).",
     "role",
 )
-WORK_WAITING = _gateway(
-    "slipstream_work_waiting", "Long texts and bodies that wait for a process that reads them, by kind.", "kind"
+TEXT_JOBS_WAITING = _gateway(
+    "slipstream_text_jobs_waiting", "Long texts and bodies that wait for a process that reads them, by kind.", "kind"
 )
-WORK_SECONDS = _histogram(
-    "slipstream_work_seconds",
-    "From the arrival of a long text or body to the result of the process that reads it.",
+TEXT_JOB_SECONDS = _histogram(
+    "slipstream_text_job_seconds",
+    "Seconds from the arrival of a long text or body to the result of the process that reads it.",
     "gateway",
     _FIRST,
     ("kind",),
 )
-WORK_FAILURES = _gateway(
-    "slipstream_work_failures_total",
-    "Long texts and bodies that were not read: refused (too much of the tenant's waited), waited (too long), left (the "
-    "client disconnected), too_costly, lost (the process ended).",
+TEXT_JOB_FAILURES = _gateway(
+    "slipstream_text_job_failures_total",
+    "Long texts and bodies that were not read: refused (too many of the tenant's wait), timeout (waited too long), "
+    "disconnected (the client), too_costly, process_ended.",
     "kind",
     "reason",
 )
@@ -266,8 +279,9 @@ STORE_ERRORS = _gateway(
 )
 STORE_USED = _gateway("slipstream_store_memory_used_bytes", "Memory of the session store in use, as Redis counts it.")
 STORE_MAX = _gateway("slipstream_store_memory_max_bytes", "Its `maxmemory`; 0 for none.")
-STORE_EVICTS = _gateway(
-    "slipstream_store_evicts", "1 where the session store drops sessions when it is full, by its `maxmemory-policy`."
+STORE_EVICTION = _gateway(
+    "slipstream_store_eviction_enabled",
+    "1 where the session store evicts sessions when it is full, by its `maxmemory-policy`.",
 )
 STORE_LAG = _gateway("slipstream_store_lag_seconds", "Age of the oldest write that is not stored yet; 0 for none.")
 
@@ -322,15 +336,13 @@ GEN_AI_E2E = replace(
 VERIFIER_SESSIONS = _verifier("slipstream_verifier_sessions", "Open sessions, including those that wait for KV blocks.")
 VERIFIER_WAITING = _verifier("slipstream_verifier_waiting_sessions", "Sessions that wait for KV blocks.")
 KV_TOTAL = _verifier("slipstream_kv_blocks", "KV blocks in total.")
-KV_TOTAL_OLD = _verifier("slipstream_kv_blocks_total", "Old name of slipstream_kv_blocks; it goes in the next release.")
 KV_USED = _verifier("slipstream_kv_blocks_used", "KV blocks held by sessions.")
 PREEMPTIONS = _verifier("slipstream_preemptions_total", "Preemptions: a session gave up its KV blocks to another one.")
-PREFIX_SOUGHT = _verifier(
-    "slipstream_prefix_tokens_sought_total", "Tokens of sessions that were admitted to KV memory."
+PREFIX_QUERIED = _verifier(
+    "slipstream_prefix_cache_queried_tokens_total",
+    "Tokens looked up in the prefix cache: those of sessions that were admitted to KV memory.",
 )
-PREFIX_FOUND = _verifier(
-    "slipstream_prefix_tokens_found_total", "Tokens of those whose KV was found in the prefix cache."
-)
+PREFIX_HIT = _verifier("slipstream_prefix_cache_hit_tokens_total", "Tokens of those whose KV the prefix cache held.")
 STEP_SECONDS = _histogram(
     "slipstream_verifier_step_seconds", "Duration of a step of the target model.", "verifier", _STEPS
 )
@@ -350,28 +362,29 @@ DRAFT_WAIT = _verifier(
 )
 DRAFTING_PAUSED = _verifier(
     "slipstream_drafting_paused",
-    "1 while drafters pause, by cause: price, a candidate costs what it brings; slower, no session of the last "
-    "step gains as much as drafting slows it; trial, one without drafting is under way.",
+    "1 while drafters pause, by cause: price, a candidate costs as much as it gains; slower, no session of the last "
+    "step gains as much as drafting slows it; trial, steps without drafting are being measured.",
     "cause",
 )
 DRAFTING_SLOWDOWN = _verifier(
     "slipstream_drafting_slowdown",
-    "Time of steps with drafting over that without, candidates aside, as trials found it at this load: what drafters, "
-    "gateways and clients take of the verifier's own cores. Sessions that gain less are not drafted for.",
+    "Time of steps with drafting over that without, candidates aside, as trials measured it at this load: drafters, "
+    "gateways and clients may use the verifier's own cores. Sessions that gain less are not drafted for.",
 )
 DEPTH_DRAFTED = _verifier(
     "slipstream_depth_drafted_tokens_total", "Candidates verified, by depth below the last committed token.", "depth"
 )
 DEPTH_ACCEPTED = _verifier("slipstream_depth_accepted_tokens_total", "Candidates accepted, by depth.", "depth")
-ROLLED_BACK = _verifier("slipstream_rolled_back_tokens_total", "Candidates verified and not accepted.")
-ROLLED_BACK_SECONDS = _verifier(
-    "slipstream_rolled_back_seconds_total",
-    "Time that candidates of slipstream_rolled_back_tokens_total added to steps, by the measured cost curve.",
+REJECTED = _verifier("slipstream_rejected_tokens_total", "Candidates verified and not accepted.")
+REJECTED_SECONDS = _verifier(
+    "slipstream_rejected_seconds_total",
+    "Time that candidates of slipstream_rejected_tokens_total added to steps, by the measured cost curve.",
 )
 DROPPED = _verifier(
     "slipstream_candidates_dropped_total",
-    "Candidates received and dropped, by reason: stale, orphan, diverged, duplicate, full, deep, forbidden; nobody: "
-    "for an older epoch or an unknown session; invalid: in a malformed frame, which ends the drafter for the session.",
+    "Candidates received and dropped, by reason: stale, orphan, diverged, duplicate, full, deep, forbidden; "
+    "unknown_session: for an older epoch or an unknown session; invalid: in a malformed frame, after which the session "
+    "has this drafter no more.",
     "reason",
 )
 
@@ -394,7 +407,11 @@ PASS_TOKENS = _histogram(
     "drafter",
     _TOKENS,
 )
-GUESSED = _drafter("slipstream_drafter_guessed_tokens_total", "Candidates drafted.")
-TOLD = _drafter("slipstream_drafter_told_tokens_total", "Candidates sent to verifiers.")
+DRAFTED_CANDIDATES = _drafter("slipstream_drafter_drafted_candidates_total", "Candidates drafted.")
+SENT_CANDIDATES = _drafter("slipstream_drafter_sent_candidates_total", "Candidates sent to verifiers.")
 
-DECLARED: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+_PRESENT = {value.name: value for value in list(globals().values()) if isinstance(value, Metric)}
+DECLARED: tuple[Metric, ...] = (
+    *_PRESENT.values(),
+    *(replace(_PRESENT[new], name=old, help=f"Old name of {new}.", same_as=new) for old, new in DEPRECATED.items()),
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from platform import python_version
 
 from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, disable_created_metrics
@@ -58,8 +59,12 @@ class MetricsCollector(Collector):
     """`read` copies the numbers, on the event loop; `collect` yields the copies, on any thread."""
 
     def __init__(self, role: metrics.Role, sources: Mapping[metrics.Metric, Source]) -> None:
-        """Raises ValueError where a metric of the role has no source, or a source no metric of the role."""
+        """Deprecated metrics have no sources: they repeat the present ones. Raises ValueError where another metric of
+        the role has no source, or a source no metric of the role."""
         declared = {metric for metric in metrics.DECLARED if role in metric.roles}
+        present = {metric.name: metric for metric in declared}
+        self._deprecated = {old: present[old.same_as] for old in declared if old.name in metrics.DEPRECATED}
+        declared -= self._deprecated.keys()
         if odd := declared ^ set(sources):
             raise ValueError(
                 f"declared for the {role} or given a source, but not both: {sorted(each.name for each in odd)}"
@@ -85,6 +90,16 @@ class MetricsCollector(Collector):
                 yield _renamed(metric, source)
             else:
                 yield _family(metric, values.get(metric, {}))
+        for old, metric in self._deprecated.items():
+            source = self._sources[metric]
+            if isinstance(source, Histogram):
+                yield _renamed(old, Renamed(source, partial(_values_of, old.labels)))
+            else:
+                yield _family(old, values.get(metric, {}))
+
+
+def _values_of(names: tuple[str, ...], labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels[name] for name in names)
 
 
 def _family(metric: metrics.Metric, values: Values) -> Metric:

@@ -1,8 +1,8 @@
 """Which rounds of a traced session get spans of their own, and the sums over all others.
 
-A request of 500 rounds would be 2,500 spans that nobody reads. So the rounds of SEGMENT_TOKENS committed tokens, a
+A request of 500 rounds would be 2,500 spans, too many to read. So the rounds of SEGMENT_TOKENS committed tokens, a
 segment, share one span in each process, with sums; and of each segment the rounds that stand out have spans as well.
-The verifier chooses them, by what its clock and its outcomes say and nothing else, and tells the other processes.
+The verifier chooses them, by its clock and its outcomes alone, and sends its choice to the other processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REASONS = {
     types_pb2.ROUND_REASON_FAILED: "failed",
     types_pb2.ROUND_REASON_ASKED: "asked",
 }
-"""Values of the attribute `slipstream.because`."""
+"""Values of the attribute `slipstream.reason`."""
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ ERROR = "error.type"
 ADDRESS = "server.address"
 
 ASKED = "slipstream.asked"
-ALONE = "slipstream.alone"
+UNSAMPLED = "slipstream.unsampled"
 ARM = "slipstream.arm"
 WORKLOAD = "slipstream.workload"
 ROUNDS = "slipstream.rounds"
@@ -80,7 +80,7 @@ DEPTH = "slipstream.depth"
 BUDGET = "slipstream.budget"
 BYTES = "slipstream.bytes"
 FRAMES = "slipstream.frames"
-TOLD = "slipstream.told"
+SENT = "slipstream.sent"
 DROPPED = "slipstream.dropped"
 DISCARDED = "slipstream.discarded"
 PASSES = "slipstream.passes"
@@ -89,7 +89,7 @@ STEP_NUMBER = "slipstream.step"
 MISSES = "slipstream.misses"
 BY_DRAFTER = "slipstream.accepted_by_drafter"
 SLOWEST = "slipstream.slowest_s"
-BECAUSE = "slipstream.because"
+REASON = "slipstream.reason"
 NAME = "slipstream.span"
 WAIT = "slipstream.wait_s"
 QUEUE = "slipstream.queue_s"
@@ -101,7 +101,7 @@ COMMITTING = "slipstream.commit_s"
 _REQUEST = (
     *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_ID, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK),
     *(INPUT_TOKENS, OUTPUT_TOKENS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
-    *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ARITHMETIC, ASKED, ALONE, ARM, WAIT, BUBBLE, COMPUTE),
+    *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ARITHMETIC, ASKED, UNSAMPLED, ARM, WAIT, BUBBLE, COMPUTE),
     *(NAME, LOSSY, MISSES, BY_DRAFTER, METHOD, STATUS, HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS),
 )
 SPANS: dict[str, frozenset[str]] = {
@@ -109,10 +109,10 @@ SPANS: dict[str, frozenset[str]] = {
     RESUME: frozenset(_REQUEST),
     PREFILL: frozenset({EPOCH, TOKENS, CACHED, PASSES, QUEUE, COMPUTE}),
     ROUND: frozenset(
-        {INDEX, EPOCH, LENGTH, TOKENS, DRAFTED, ACCEPTED, MISS, DRAFTERS, DISCARDED, BECAUSE}
+        {INDEX, EPOCH, LENGTH, TOKENS, DRAFTED, ACCEPTED, MISS, DRAFTERS, DISCARDED, REASON}
         | {WAIT, QUEUE, BUBBLE, COMPUTE, WIRE, COMMITTING}
     ),
-    DRAFT: frozenset({DRAFTER, EPOCH, LENGTH, PASSES, DRAFTED, TOLD, BYTES, DROPPED, DISCARDED, COMPUTE}),
+    DRAFT: frozenset({DRAFTER, EPOCH, LENGTH, PASSES, DRAFTED, SENT, BYTES, DROPPED, DISCARDED, COMPUTE}),
     VERIFY: frozenset(
         {DRAFTED, ACCEPTED, DEPTH, BUDGET, FRAMES, BYTES, WIRE, DISCARDED, STEP_NUMBER, SESSIONS, TOKENS}
     ),
@@ -122,7 +122,7 @@ SPANS: dict[str, frozenset[str]] = {
         | {WAIT, QUEUE, BUBBLE, COMPUTE, WIRE, COMMITTING}
     ),
     VERIFY_SUM: frozenset({ROUNDS, EPOCH, DRAFTED, ACCEPTED, DEPTH, FRAMES, BYTES, WIRE, SLOWEST, COMPUTE}),
-    DRAFT_SUM: frozenset({DRAFTER, EPOCH, LENGTH, ROUNDS, PASSES, DRAFTED, TOLD, BYTES, DROPPED, COMPUTE}),
+    DRAFT_SUM: frozenset({DRAFTER, EPOCH, LENGTH, ROUNDS, PASSES, DRAFTED, SENT, BYTES, DROPPED, COMPUTE}),
     STEP: frozenset({INDEX, SESSIONS, TOKENS, DRAFTED, BUBBLE}),
 }
 """Attributes of each span."""
@@ -131,12 +131,12 @@ OPENED = "opened"
 LOST = "lost"
 ARITHMETIC_CHANGED = "arithmetic.changed"
 DRAFTER_LOST = "drafter.lost"
-DRAFTER_BACK = "drafter.back"
+DRAFTER_RESTORED = "drafter.restored"
 EVENTS: dict[str, frozenset[str]] = {
     OPENED: frozenset({ADDRESS, EPOCH, LENGTH}),
     LOST: frozenset({ADDRESS, EPOCH, ERROR}),
     ARITHMETIC_CHANGED: frozenset({ARITHMETIC, LENGTH}),
     DRAFTER_LOST: frozenset({DRAFTER, ERROR}),
-    DRAFTER_BACK: frozenset({DRAFTER}),
+    DRAFTER_RESTORED: frozenset({DRAFTER}),
 }
 """Events of a request, with their attributes."""

@@ -59,8 +59,8 @@ def exemplar() -> dict[str, str] | None:
 
 
 def resource_of(service: str) -> Resource:
-    """What every span says of its process. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` come before the rest, so
-    that a manifest can give the pod's names (`k8s.*`) and its id as `service.instance.id`."""
+    """Attributes of the process that every span carries. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` come before
+    the rest, so that a manifest can give the pod's names (`k8s.*`) and its id as `service.instance.id`."""
     ours = {
         "service.name": service,
         "service.version": running_version(),
@@ -105,7 +105,7 @@ class Tracing:
 
     def begin(self, name: str, carrier: Mapping[str, str]) -> Trace | None:
         """The trace of a request: the client's own if it sent a `traceparent`. None where tracing is off. A client that
-        sends no spans says so in its `tracestate`: then its trace begins here, and misses no parent."""
+        sends no spans marks that in its `tracestate`: then its trace begins here, and misses no parent."""
         if self.sampler is ALWAYS_OFF:
             return None
         context = TraceContextTextMapPropagator().extract(carrier)

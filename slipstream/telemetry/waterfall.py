@@ -21,10 +21,10 @@ NOTES = 50
 COLOURS = dict(zip(spans.SERVICES, ("cyan", "green", "yellow"), strict=True))
 NOTED = (
     *(
-        spans.BECAUSE,
+        spans.REASON,
         spans.DRAFTED,
         spans.ACCEPTED,
-        spans.TOLD,
+        spans.SENT,
         spans.DROPPED,
         spans.DISCARDED,
         spans.TOKENS,

@@ -122,7 +122,7 @@ def _own_templates(name: str) -> Mapping[str, str]:
 
 
 def _named(name: str, file: str) -> Mapping[str, str]:
-    """What stands under chat_template in a file: a template, or several with names."""
+    """Templates by name from a file's `chat_template`: one template, or several with names."""
     try:
         found = read_json(tokenizer_file(name, file)).get("chat_template") or {}
     except NotFound:

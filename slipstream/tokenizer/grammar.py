@@ -77,7 +77,7 @@ def _movers() -> LLExecutor:
 
 
 class TokenizedModel(Protocol):
-    """What a grammar depends on of a model."""
+    """Properties of a model that a grammar depends on."""
 
     @property
     def fingerprint(self) -> str: ...

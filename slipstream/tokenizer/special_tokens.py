@@ -32,7 +32,8 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
     },
     "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
 }
-"""What transformers' tokenizers of these classes have where a configuration says nothing, as that of GPT-2 does."""
+"""Special tokens of transformers' tokenizers of these classes where a configuration names none, as that of GPT-2
+does."""
 _CLASS_OF: Mapping[str, str] = {
     **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
     **dict.fromkeys(("dbrx", "gpt2", "gptj", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),

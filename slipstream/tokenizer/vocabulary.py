@@ -38,12 +38,12 @@ def is_local(name: str) -> bool:
 
 
 def source_and_revision(name: str) -> tuple[str, str]:
-    """What Hugging Face's libraries load a model by: its folder, or its hub id, and the revision that stands after an
-    `@` of a hub id: a commit, branch or tag; `main` where none does. Raises NotFound for a missing
-    folder."""
+    """Splits a model's name into the two values that Hugging Face's libraries load it by: its folder, or its hub id,
+    and the revision that stands after an `@` of a hub id: a commit, branch or tag; `main` where none does. Raises
+    NotFound for a missing folder."""
     if is_local(name):
         return str(model_folder(name)), NEWEST
-    hub.reachable()  # else its libraries are told that it is not, before they ask
+    hub.reachable()  # else its libraries get the setting that it is not, before they try
     source, _, revision = name.partition("@")
     return source, revision or NEWEST
 

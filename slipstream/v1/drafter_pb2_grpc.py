@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DrafterServiceStub:
-    """Guesses. Nothing a drafter sends can change a session's text.
+    """Proposes candidates. Nothing that a drafter sends can change a session's text.
     """
 
     def __init__(self, channel):
@@ -43,19 +43,19 @@ class DrafterServiceStub:
 
 
 class DrafterServiceServicer:
-    """Guesses. Nothing a drafter sends can change a session's text.
+    """Proposes candidates. Nothing that a drafter sends can change a session's text.
     """
 
     def Draft(self, request_iterator, context):
         """One stream for each pair of verifier and drafter; it carries all their sessions, one frame a step.
 
-        The drafter pushes candidates ahead of need, bounded by each session's policy; it is never asked. A session that fails
-        is answered with a DraftRefusal and forgotten; the stream and its other sessions go on.
+        The drafter sends candidates without a request for them, as many as each session's policy allows. For a session that
+        fails it sends a DraftRefusal and closes the session; the stream and its other sessions continue.
 
-        Status codes, and what the caller does:
+        Status codes, and the caller's reaction:
         UNAVAILABLE         the drafter stops or restarts: reconnect with backoff, open the sessions again.
         RESOURCE_EXHAUSTED  a frame above the size limit, or the caller reads too slowly: reconnect, open again.
-        INVALID_ARGUMENT    a frame that is no protobuf of this contract: a bug, do not retry.
+        INVALID_ARGUMENT    a frame that does not parse as a message of this contract: a bug, do not retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,7 +78,7 @@ def add_DrafterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterService:
-    """Guesses. Nothing a drafter sends can change a session's text.
+    """Proposes candidates. Nothing that a drafter sends can change a session's text.
     """
 
     @staticmethod

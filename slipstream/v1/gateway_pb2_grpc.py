@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class GatewayServiceStub:
-    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata` has the
-    numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md lists
-    all reasons. A request has at most twice GATEWAY_MAX_PROMPT_BYTES and 1 MiB, 3 MiB by default and never more than 4 MiB
-    (MESSAGE_TOO_LARGE). Above that by more than 1 MiB it is refused by the gRPC library, without an ErrorInfo
-    (RESOURCE_EXHAUSTED), and so is metadata above 16 KiB.
+    """The API for applications. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata`
+    has the numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md
+    lists all reasons. A request has at most 2 * GATEWAY_MAX_PROMPT_BYTES + 1 MiB: 3 MiB by default, never more than 4 MiB
+    (MESSAGE_TOO_LARGE). More than 1 MiB above that the gRPC library refuses it without an ErrorInfo (RESOURCE_EXHAUSTED), as it
+    does metadata above 16 KiB.
     """
 
     def __init__(self, channel):
@@ -87,85 +87,85 @@ class GatewayServiceStub:
 
 
 class GatewayServiceServicer:
-    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata` has the
-    numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md lists
-    all reasons. A request has at most twice GATEWAY_MAX_PROMPT_BYTES and 1 MiB, 3 MiB by default and never more than 4 MiB
-    (MESSAGE_TOO_LARGE). Above that by more than 1 MiB it is refused by the gRPC library, without an ErrorInfo
-    (RESOURCE_EXHAUSTED), and so is metadata above 16 KiB.
+    """The API for applications. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata`
+    has the numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md
+    lists all reasons. A request has at most 2 * GATEWAY_MAX_PROMPT_BYTES + 1 MiB: 3 MiB by default, never more than 4 MiB
+    (MESSAGE_TOO_LARGE). More than 1 MiB above that the gRPC library refuses it without an ErrorInfo (RESOURCE_EXHAUSTED), as it
+    does metadata above 16 KiB.
     """
 
     def Generate(self, request, context):
         """Completes a prompt. The stream is one Started, then Delta as text becomes final, then one Finished.
 
-        Status codes, and what the caller does:
-        INVALID_ARGUMENT     change the request; the message says what.
-        UNAUTHENTICATED      no API key, or one that this gateway does not know. So for every RPC of a gateway that has keys.
+        Status codes, and the caller's reaction:
+        INVALID_ARGUMENT     change the request as the message describes.
+        UNAUTHENTICATED      no API key, or an unknown one. Every RPC of a gateway with keys returns it.
         NOT_FOUND            no such model or drafter: ListModels.
         PERMISSION_DENIED    the acceptance rule needs a trusted drafter: choose another rule or ask the operator.
-        RESOURCE_EXHAUSTED   no room, or above what the API key may use: retry after the time in google.rpc.RetryInfo.
-        FAILED_PRECONDITION  the named drafter cannot serve this model (the message names both vocabularies), or draws nothing,
-        as the acceptance rule needs it: choose another drafter, or the rule coupled. Or the model cannot
-        write what structured_output asks for: the message says why. Or it has no chat template
+        RESOURCE_EXHAUSTED   no capacity, or the API key's limit is reached: retry after the time in google.rpc.RetryInfo.
+        FAILED_PRECONDITION  the named drafter cannot serve this model (the message names both vocabularies), or it samples from
+        no distribution, which the acceptance rule needs: choose another drafter, or the rule coupled. Or
+        the model cannot write structured_output: the message has the reason. Or it has no chat template
         (CHAT_TEMPLATE_MISSING): send a prompt.
         UNAVAILABLE          no verifier or no session store: retry with backoff. ARITHMETIC_GONE: no verifier is left whose
         arithmetic wrote the text so far; resume later, or with mixed_arithmetic.
-        DEADLINE_EXCEEDED    the caller's deadline passed; what was streamed stays valid.
-        ABORTED              the session was rolled back (ROLLED_BACK) meanwhile: resume at what it was rolled back to.
-        CANCELLED            the caller, or somebody by Cancel, gave the session up.
-        INTERNAL             broken numbers or a bug: report it.
+        DEADLINE_EXCEEDED    the caller's deadline passed; streamed output stays valid.
+        ABORTED              the session was rolled back (ROLLED_BACK) meanwhile: resume at the length of the rollback.
+        CANCELLED            the caller, or a call of Cancel, cancelled the session.
+        INTERNAL             NaN or infinite logits, or a bug: report it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """A session's output from where a client left it, on any gateway: Started, what is missing, Finished. A running session is
-        followed, by as many clients as like; one that nobody runs any more goes on. A session that all its clients left, or that
-        failed with UNAVAILABLE or RESOURCE_EXHAUSTED, waits for this, holding nothing but its record, until that expires.
+        """Streams a session's output from the client's offset on, through any gateway: Started, the missing Deltas, Finished. Any
+        number of clients may follow a running session; a session without an owner continues on this gateway. After all its clients
+        disconnected, or after UNAVAILABLE or RESOURCE_EXHAUSTED, a session waits for Resume until its record expires.
 
         Status codes: those of Generate, and
-        NOT_FOUND     no such session, it never was or its record has expired.
-        OUT_OF_RANGE  the session ended with fewer tokens than the offset, or fewer characters (NO_OFFSET), or never had the
-        revision (NO_REVISION).
+        NOT_FOUND     no such session: unknown, or its record has expired.
+        OUT_OF_RANGE  the session ended before the offset, in tokens or characters (NO_OFFSET), or never had the revision
+        (NO_REVISION).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Takes a session back to an earlier length, running or ended, wherever it runs, for Resume to go on from there: with another
-        seed to say it again, with other tokens to edit it. Its streams end with ABORTED (ROLLED_BACK). With `branch` the session
-        stays as it is, and a new one is made.
+        """Rolls a session back to an earlier length, running or ended, on whichever gateway it runs; Resume continues it from there:
+        with another seed for another text, with other tokens to edit it. Its streams end with ABORTED (ROLLED_BACK). With `branch`
+        the session stays unchanged, and a new one is created.
 
         Status codes: NOT_FOUND: no such session; OUT_OF_RANGE: it has fewer output tokens; INVALID_ARGUMENT: change the request;
-        ABORTED: somebody else changed it meanwhile, try again; UNAVAILABLE: the store is away, retry.
+        ABORTED: another call changed it meanwhile, retry; UNAVAILABLE: the store does not answer, retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a session, wherever it runs; its streams end with FINISH_REASON_CANCELLED. It has ended when this returns. Cancelling
-        an ended session does nothing.
+        """Cancels a session, on whichever gateway it runs; its streams end with FINISH_REASON_CANCELLED. It has ended when Cancel
+        returns. Cancelling an ended session does nothing.
 
-        Status codes: NOT_FOUND: no such session, it never was or its record has expired; ABORTED: somebody else took it over
-        meanwhile, try again; UNAVAILABLE: the store is away.
+        Status codes: NOT_FOUND: no such session: unknown, or its record has expired; ABORTED: another gateway took it over
+        meanwhile, retry; UNAVAILABLE: the store does not answer, retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """The session's record, running or ended, until it expires.
+        """Returns the session's record, running or ended, until it expires.
 
-        Status codes: NOT_FOUND: no such session, it never was or its record has expired; UNAVAILABLE: retry.
+        Status codes: NOT_FOUND: no such session: unknown, or its record has expired; UNAVAILABLE: retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that can be asked for, and the drafters behind each.
+        """Lists the models that requests can name, and the drafters of each.
 
         Status codes: UNAVAILABLE: no verifier has been reached yet; retry with backoff.
         """
@@ -174,7 +174,7 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text to token ids as Generate would do it.
+        """Converts a text to token ids as Generate does.
 
         Status codes: INVALID_ARGUMENT: the text is above GATEWAY_MAX_PROMPT_BYTES, 1 MiB (TEXT_TOO_LONG); NOT_FOUND: no such
         model: ListModels.
@@ -184,7 +184,7 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetFleet(self, request, context):
-        """Every worker that this gateway knows, with its load. For operators, as GetExperiment.
+        """Lists every worker that this gateway knows, with its load. For operators, as GetExperiment.
 
         Status codes: PERMISSION_DENIED (OPERATOR): use an operator's key.
         """
@@ -193,8 +193,8 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetExperiment(self, request, context):
-        """What the running experiment measured on this gateway, as samples that can be merged with those of others. For operators:
-        on a gateway with API keys, for keys that are marked so.
+        """Returns the measurements of the running experiment on this gateway, as samples that can be merged with those of other
+        gateways. For operators: on a gateway with API keys, for keys that are marked so.
 
         Status codes: NOT_FOUND (NO_EXPERIMENT): none is configured; PERMISSION_DENIED (OPERATOR): use an operator's key.
         """
@@ -259,11 +259,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GatewayService:
-    """The public face. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata` has the
-    numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md lists
-    all reasons. A request has at most twice GATEWAY_MAX_PROMPT_BYTES and 1 MiB, 3 MiB by default and never more than 4 MiB
-    (MESSAGE_TOO_LARGE). Above that by more than 1 MiB it is refused by the gRPC library, without an ErrorInfo
-    (RESOURCE_EXHAUSTED), and so is metadata above 16 KiB.
+    """The API for applications. Every error carries a google.rpc.ErrorInfo whose `reason` is a stable word, and whose `metadata`
+    has the numbers of its sentence, such as `limit`; where one field is wrong, google.rpc.BadRequest names it. docs/protocol.md
+    lists all reasons. A request has at most 2 * GATEWAY_MAX_PROMPT_BYTES + 1 MiB: 3 MiB by default, never more than 4 MiB
+    (MESSAGE_TOO_LARGE). More than 1 MiB above that the gRPC library refuses it without an ErrorInfo (RESOURCE_EXHAUSTED), as it
+    does metadata above 16 KiB.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class VerifierServiceStub:
-    """Decides: the only place where a token becomes real.
+    """Verifies candidates and commits tokens; no other service does.
     """
 
     def __init__(self, channel):
@@ -43,31 +43,32 @@ class VerifierServiceStub:
 
 
 class VerifierServiceServicer:
-    """Decides: the only place where a token becomes real.
+    """Verifies candidates and commits tokens; no other service does.
     """
 
     def Decode(self, request_iterator, context):
         """One stream for each pair of gateway and verifier; it carries all their sessions, one frame a step.
 
-        A session that fails is answered with a SessionEnd that carries a Failure; the stream and its other sessions go on.
-        When the stream breaks, the verifier drops the stream's sessions and frees their KV; the gateway opens them again,
-        here or elsewhere, from the session log under a higher epoch.
+        For a session that fails the verifier sends a SessionEnd with a Failure; the stream and its other sessions continue.
+        When the stream breaks, the verifier ends the stream's sessions and frees their KV; the gateway opens them again,
+        on this verifier or another one, from the session log under a higher epoch.
 
-        Status codes, and what the caller does:
+        Status codes, and the caller's reaction:
         UNAVAILABLE         the verifier stops or restarts: open the sessions on another verifier.
         RESOURCE_EXHAUSTED  a frame above the size limit, or the caller reads too slowly: reconnect, open again.
-        INVALID_ARGUMENT    a frame that is no protobuf of this contract: a bug, do not retry.
+        INVALID_ARGUMENT    a frame that does not parse as a message of this contract: a bug, do not retry.
 
         Codes inside SessionEnd.failure:
-        RESOURCE_EXHAUSTED   too many sessions, or (KV_TOO_SMALL) max_length is more than all KV memory holds: another
-        verifier. A session that only finds it full waits.
-        UNAVAILABLE          (DRAINING) the verifier is about to end: another verifier.
-        INVALID_ARGUMENT     the Open can never work (token out of range, prompt too long, BAD_GRAMMAR): tell the client.
-        FAILED_PRECONDITION  the session asks for what this model cannot do (UNSATISFIABLE_GRAMMAR, NO_TOKENIZER), or its
-        grammar is too much for the library at some place (GRAMMAR_GAVE_UP): tell the client.
-        PERMISSION_DENIED    a ratio rule with a drafter that is not trusted, or with several: tell the client.
-        ABORTED              fenced by a higher epoch: forget the session.
-        INTERNAL             broken numbers in this session's logits: tell the client.
+        RESOURCE_EXHAUSTED   too many sessions, or (KV_TOO_SMALL) max_length exceeds all KV memory: open on another verifier.
+        A session waits while KV memory is merely full.
+        UNAVAILABLE          (DRAINING) the verifier is about to end: open on another verifier.
+        INVALID_ARGUMENT     the Open can never work (token out of range, prompt too long, BAD_GRAMMAR): return the error to
+        the client.
+        FAILED_PRECONDITION  the session needs a feature that this model lacks (UNSATISFIABLE_GRAMMAR, NO_TOKENIZER), or the
+        grammar library gave up at some token (GRAMMAR_GAVE_UP): return the error to the client.
+        PERMISSION_DENIED    a ratio rule with an untrusted drafter, or with several: return the error to the client.
+        ABORTED              fenced by a higher epoch: drop the session.
+        INTERNAL             NaN or infinite logits in this session: return the error to the client.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +91,7 @@ def add_VerifierServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerifierService:
-    """Decides: the only place where a token becomes real.
+    """Verifies candidates and commits tokens; no other service does.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """What gateways, and verifiers of their drafters, ask of a worker. Health is the standard grpc.health.v1.
+    """Model and load of a worker, for gateways, and for verifiers about their drafters. Health is the standard grpc.health.v1.
     """
 
     def __init__(self, channel):
@@ -49,22 +49,22 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """What gateways, and verifiers of their drafters, ask of a worker. Health is the standard grpc.health.v1.
+    """Model and load of a worker, for gateways, and for verifiers about their drafters. Health is the standard grpc.health.v1.
     """
 
     def GetModel(self, request, context):
-        """What the worker runs.
+        """Returns the model that the worker runs.
 
-        Status codes: UNAVAILABLE while it stops: ask another worker.
+        Status codes: UNAVAILABLE while it stops: call another worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The worker's load, now and whenever it changed, at most ten times a second.
+        """Streams the worker's load, at once and after every change, at most ten times a second.
 
-        Status codes: UNAVAILABLE when it stops: reconnect with backoff and meanwhile give it no new sessions.
+        Status codes: UNAVAILABLE when it stops: reconnect with backoff and meanwhile open no new sessions on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +92,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """What gateways, and verifiers of their drafters, ask of a worker. Health is the standard grpc.health.v1.
+    """Model and load of a worker, for gateways, and for verifiers about their drafters. Health is the standard grpc.health.v1.
     """
 
     @staticmethod

@@ -67,7 +67,7 @@ async def test_killing_the_drafter_in_the_middle_changes_no_token_and_sigterm_en
         gateway, decided, guessing = [await scrape(address) for address in metrics.values()]  # the new drafter's too
         assert gateway.value("slipstream_candidates_accepted_total", drafter="model", method="model") > 0
         assert decided.value("slipstream_verifier_step_seconds_count") > 0
-        assert guessing.value("slipstream_drafter_told_tokens_total") > 0
+        assert guessing.value("slipstream_drafter_sent_candidates_total") > 0
         left = children(process.pid)
         assert set(left) == {"verifier_svc", "drafter_svc", "gateway"}
         process.terminate()

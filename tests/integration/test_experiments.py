@@ -94,9 +94,9 @@ async def told(line: Any) -> gateway_pb2.GetExperimentResponse:
 
 
 def arm_of(gateway: GatewayServer, completion: Completion) -> str:
-    trial = gateway.trial
-    assert trial is not None
-    return trial.experiment.arm_of(completion.started.session_id).name
+    samples = gateway.samples
+    assert samples is not None
+    return samples.experiment.arm_of(completion.started.session_id).name
 
 
 def drafted(completion: Completion) -> set[str]:

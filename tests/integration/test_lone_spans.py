@@ -113,7 +113,7 @@ async def test_a_request_with_which_something_was_wrong_is_one_span_that_its_cli
     call = await asked(system)
     [span] = await system.collector.spans()
     assert span.name == spans.GENERATE
-    assert span.attributes[spans.ALONE]
+    assert span.attributes[spans.UNSAMPLED]
     assert WRONG[asked](span)
     assert span.trace == dict(await call.trailing_metadata())["trace-id"]
 

@@ -23,7 +23,7 @@ from slipstream.client.completion import Completion
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument, ResourceExhausted
 from slipstream.rpc.channel import channel
-from slipstream.telemetry.metrics import DECLARED, DEPRECATED, ROLES
+from slipstream.telemetry.metrics import DECLARED, ROLES
 from slipstream.v1 import gateway_pb2
 from slipstream.version import running_version
 from tests.fleet import verifier
@@ -113,7 +113,7 @@ async def test_names_follow_prometheus_rules() -> None:
         await running.generate()
         pages = [await asyncio.to_thread(fetch, address, "text/plain") for address in running.addresses.values()]
     problems = {problem for page in pages for problem in problems_of_metrics(page)}
-    assert {name for name, _ in problems if not name.startswith("vllm:")} == set(DEPRECATED)
+    assert {name for name, _ in problems if not name.startswith("vllm:")} == {"slipstream_kv_blocks_total"}
     assert {problem for name, problem in problems if name.startswith("vllm:")} == {
         "metric names should not contain ':'"
     }, "vLLM's own choice"
@@ -164,7 +164,7 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert reached == depths
     assert gateway.value("slipstream_accepted_by_depth_total", workload="code") == told[1].accepted
     assert deciding.value("slipstream_depth_drafted_tokens_total") == drafted
-    assert deciding.value("slipstream_rolled_back_tokens_total") == drafted - accepted
+    assert deciding.value("slipstream_rejected_tokens_total") == drafted - accepted
     assert deciding.value("slipstream_verifier_committed_tokens_total") == 3 * TOKENS
 
     check_other_names(gateway, said[0].started.model)
@@ -174,7 +174,7 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     assert steps >= sum(each.rounds for each in told)
     assert deciding.value("slipstream_verifier_step_tokens_sum") >= drafted + sum(each.rounds for each in told)
     busy = deciding.value("slipstream_verifier_step_seconds_sum")
-    assert 0.0 < deciding.value("slipstream_rolled_back_seconds_total") < busy
+    assert 0.0 < deciding.value("slipstream_rejected_seconds_total") < busy
     assert sum(each.bubble_s for each in told) <= deciding.value("slipstream_draft_wait_seconds_total") + 1e-3
     assert drafting.value("slipstream_drafter_busy_seconds_total") == pytest.approx(
         drafting.value("slipstream_drafter_pass_seconds_sum")
@@ -182,10 +182,10 @@ async def test_the_numbers_are_those_that_clients_were_told() -> None:
     # One session after the other: it never needs more than one drafter, and that one runs ahead.
     needed = drafting.value("slipstream_drafter_needed_seconds_total")
     assert 0.0 < needed < drafting.value("slipstream_drafter_busy_seconds_total")
-    assert drafting.value("slipstream_drafter_guessed_tokens_total") >= drafting.value(
-        "slipstream_drafter_told_tokens_total"
+    assert drafting.value("slipstream_drafter_drafted_candidates_total") >= drafting.value(
+        "slipstream_drafter_sent_candidates_total"
     )
-    assert drafting.value("slipstream_drafter_told_tokens_total") >= drafted
+    assert drafting.value("slipstream_drafter_sent_candidates_total") >= drafted
 
     # What one end says the other one hears (`settled`); of the drafter's last frames some may still be on their way.
     assert gateway.value("slipstream_link_bytes_total", direction="sent") > 0

@@ -61,9 +61,9 @@ async def test_segments_add_up_to_the_request_and_few_rounds_stand_out(collector
     # The rounds that stand out are whole: what the gateway has of them, the verifier has too.
     rounds, verifies = of(trace, spans.ROUND), of(trace, spans.VERIFY)
     assert {span.id for span in rounds} == {span.parent for span in verifies}
-    assert rounds[0].attributes[spans.BECAUSE] == "first" and rounds[0].attributes[spans.INDEX] == 0
+    assert rounds[0].attributes[spans.REASON] == "first" and rounds[0].attributes[spans.INDEX] == 0
     assert len(rounds) < statistics.rounds / 4
-    reasons = Counter((span.parent, span.attributes[spans.BECAUSE]) for span in rounds)
+    reasons = Counter((span.parent, span.attributes[spans.REASON]) for span in rounds)
     assert all(count <= 5 for count in reasons.values())
     steps = {span.attributes[spans.INDEX] for span in of(everything, spans.STEP)}
     assert {span.attributes[spans.STEP_NUMBER] for span in verifies} == steps
@@ -85,9 +85,9 @@ async def test_a_request_that_moved_shows_where_it_went_on(collector: Collector,
     await read_events(call)
     trace = [span for span in await collector.spans() if span.name != spans.STEP]
     rounds = of(trace, spans.ROUND)
-    opened = [span.attributes[spans.EPOCH] for span in rounds if span.attributes[spans.BECAUSE] == "first"]
+    opened = [span.attributes[spans.EPOCH] for span in rounds if span.attributes[spans.REASON] == "first"]
     assert opened == [1, 2]
-    assert [span.attributes[spans.BECAUSE] for span in rounds if span.attributes.get(spans.DISCARDED)] == ["failed"]
+    assert [span.attributes[spans.REASON] for span in rounds if span.attributes.get(spans.DISCARDED)] == ["failed"]
     assert total(of(trace, spans.ROUNDS_SUM), spans.TOKENS) == 200
 
 

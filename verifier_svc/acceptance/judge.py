@@ -166,7 +166,7 @@ def _level(walks: list[_Walk], logits: Tensor) -> None:
 
 
 def _rows(walks: list[_Walk]) -> tuple[list[_Walk], list[SampledRow]]:
-    """What the walks' rows stand for, but for those whose grammar cannot be followed there."""
+    """Rows of the walks, without those whose grammar cannot be followed there."""
     rows = list[SampledRow]()
     going = list[_Walk]()
     for walk in walks:

@@ -1,1 +1,1 @@
-"""What was measured: cost of a step, probability of acceptance."""
+"""Estimators from measurements: cost of a step, probability of acceptance."""

@@ -1,4 +1,4 @@
-"""How far a drafter's confidence is to be believed: reliability curves, learned from what was accepted.
+"""Calibration of drafters' confidences: reliability curves, learned from what was accepted.
 
 A drafter says of a node "accepted with probability c, given that its parent is". Per (drafter, workload label, depth) a
 curve maps c to the measured acceptance (a reliability diagram, made monotone: Zadrozny and Elkan, KDD 2002). Claims are
@@ -10,7 +10,7 @@ sorted into bins, finer near 1 where confidences crowd and path products are sen
 (the mean of a Beta posterior), the y are made non-decreasing, and between the points the curve is linear. The prior of
 a label's curve is its drafter's at that depth; the prior of that, the drafter's at all depths; of that, the claim.
 
-**Only a node whose parent was accepted gives evidence.** Under a rejected parent the target never said what it would
+**Only a node whose parent was accepted gives evidence.** Under a rejected parent the target never showed what it would
 have taken: counting such a node as rejected would charge the parent's failure to the child, once more per level, and
 path products would then multiply it twice. For such nodes c is simply not observed. The choice of nodes by the budget
 does no such harm: it looks at c (and depth), which is what the curve is conditioned on.
@@ -118,7 +118,7 @@ class Calibration:
         self._clock = clock
         self._tables: OrderedDict[tuple[str, str | None], _Table] = OrderedDict()
         self._asked: dict[tuple[str, str, int], _Curve] = {}
-        """What all sessions of a step are judged by; what the next ones ask for is mostly the same."""
+        """Curves that judge all sessions of a step; the next ones mostly ask for the same."""
         self._ready: dict[tuple[str, str, int], _Curve] = {}
         self._drawn_at = -math.inf
         """When these were; never again after an observation."""
@@ -127,8 +127,8 @@ class Calibration:
         return len(self._tables)
 
     def observe(self, drafter: str, label: str, depth: int, confidence: float, accepted: bool) -> None:
-        """What became of one node, `depth` tokens behind the last committed one. Only for a node whose parent was
-        accepted (or is the root)."""
+        """Records the outcome of one node, `depth` tokens behind the last committed one. Only for a node whose parent
+        was accepted (or is the root)."""
         now, bucket = self._clock(), _bucket(depth)
         confidence = _clamp(confidence)
         self._drawn_at = -math.inf

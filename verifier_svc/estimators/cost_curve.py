@@ -1,4 +1,4 @@
-"""What a step costs on this machine: measured at start, refined by every step since.
+"""Cost of a step on this machine: measured at start, refined by every step since.
 
 Seconds are kept per bucket of tokens in the step and of sessions that bring them (powers of two: attention works per
 session, the linear layers per token). What was never measured is filled in, from the farthest knowledge to the nearest:

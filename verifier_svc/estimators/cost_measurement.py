@@ -48,7 +48,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """What is measured, and where the results go."""
+    """Bounds of the steps to measure, and the curve that keeps the results."""
 
     curve: CostCurve
     kv: KVCache

@@ -70,7 +70,7 @@ class EmbeddedExecutor:
 
     def _broken(self, segment: Segment) -> Internal:
         self.kv.disown(segment.sequence)
-        return Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS")
+        return Internal("the target's logits are NaN or infinite for this session.", reason="BROKEN_NUMBERS")
 
 
 def _segment(scheduled: ScheduledSequence) -> Segment:

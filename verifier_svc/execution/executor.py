@@ -62,7 +62,7 @@ StepOutcome = AcceptanceResult | SlipstreamError | None
 
 
 class ExecutorLimits(NamedTuple):
-    """What an executor can verify of one session in one step."""
+    """Limits of an executor for one session in one step."""
 
     max_candidates: int = sys.maxsize
     """Candidates and window rows together."""

@@ -6,7 +6,7 @@ back; randomness belongs to positions; a grammar's cursor that failed starts afr
 gets the same tokens as without the fault, within the same step.
 
 A session whose pass fails alone is tried again without candidates, which may be the cause. Between the tries a probe,
-one token of no session, says whose fault it is. If the probe runs, the session ends alone: with ResourceExhausted where
+one token of no session, finds the cause. If the probe runs, the session ends alone: with ResourceExhausted where
 memory was missing, which another verifier may have, else with SESSION_FAULT. If it does not, all sessions left in the
 step get STEP_FAILED, with which gateways open them elsewhere or again. After LOST_STEPS such steps in a row EngineLost
 ends the verifier.
@@ -51,7 +51,8 @@ KINDS = ("split", "memory", "session", "device")
 """Faults that are counted: a pass of several sessions that was run again in parts; a pass that lacked memory; a session
 that was ended; a step in which the probe failed."""
 LACKING = ("allocate memory", "out of memory", "Unable to allocate")
-"""What torch's allocators on CPUs and GPUs, and NumPy's, say. Of a worker process's exception only the words arrive."""
+"""Words of errors by torch's allocators on CPUs and GPUs, and NumPy's. Of a worker process's exception only the words
+arrive."""
 _PASSED_ON = (EngineLost, *CONTROL_FLOW)
 
 
@@ -74,7 +75,7 @@ class FaultIsolation:
         self._ran = False
         """True once a pass of the step ran."""
         self.undisturbed = True
-        """True when the last step took one pass, so that its time tells what a step costs."""
+        """True when the last step took one pass, so that its time is the cost of a step."""
 
     def run_step(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         """Returns an outcome for each sequence, in order. Raises EngineLost when no step can run any more."""

@@ -1,4 +1,4 @@
-"""Sessions whose grammar is being compiled: what else is said of them waits with them."""
+"""Sessions whose grammar is being compiled: later commands for them wait with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_HELD = 64
 
 @dataclass(frozen=True, slots=True)
 class CompilationListener:
-    """What becomes of the commands."""
+    """Receiver of the commands' outcomes."""
 
     open: Callable[[Command, Grammar], None]
     fail: Callable[[Command, SlipstreamError], None]
@@ -66,7 +66,7 @@ class GrammarCompilation:
         self._tasks[command.session] = asyncio.create_task(self._compile(command, structure))
 
     def leave(self) -> None:
-        """The stream is gone, and with it those who wait."""
+        """The stream is gone, and with it the sessions that wait."""
         self._held.clear()
         for task in self._tasks.values():
             task.cancel()

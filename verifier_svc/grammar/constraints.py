@@ -87,7 +87,7 @@ class MaskWorkers:
 
 
 class Constraint(Protocol):
-    """What bounds the choice of tokens of one session."""
+    """Bounds of the choice of tokens of one session."""
 
     @property
     def failure(self) -> SlipstreamError | None:
@@ -108,7 +108,7 @@ class Constraint(Protocol):
         ...
 
     def after(self, path: tuple[int, ...]) -> Mask | None:
-        """What may follow the committed tokens and this path; None where everything may."""
+        """Returns the tokens that may follow the committed tokens and this path; None where all may."""
         ...
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -120,8 +120,8 @@ class Constraint(Protocol):
         ...
 
     def beside(self, tokens: list[int], prompt_length: int, settled: Callable[[], object]) -> Constraint:
-        """The same constraint along another list of committed tokens, for candidates that are judged apart; `settled`
-        is called when more of them can be judged."""
+        """Returns this constraint along another list of committed tokens, for candidates that are judged apart;
+        `settled` is called when more of them can be judged."""
         ...
 
 
@@ -254,7 +254,7 @@ class GrammarConstraint:
     # On the model's thread.
 
     def after(self, path: tuple[int, ...]) -> Mask | None:
-        """What may follow the committed tokens and this path. Raises what made that impossible to say."""
+        """Returns the tokens that may follow the committed tokens and this path. Raises the error that prevented it."""
         place = self._find(path)
         result = place.result
         if isinstance(result, BaseException):

@@ -1,5 +1,5 @@
-"""What a session's own tokens forbid to follow them: its stop tokens before its least length, the last token of a bad
-word behind its others, and reasoning beyond its limit.
+"""Tokens that a session's own tokens forbid behind them: its stop tokens before its least length, the last token of a
+bad word behind its others, and reasoning beyond its limit.
 
 It stands where a grammar would, as a mask at each node of the candidate tree by the path to that node: the text is the
 same whatever is proposed, on every executor.
@@ -54,7 +54,7 @@ class TokenConstraint:
         self._reasoned = None if rules.reasoning is None else _Reasoned(rules.reasoning, tokens, prompt_length)
 
     def after(self, path: tuple[int, ...]) -> Mask | None:
-        """What may follow the committed tokens and this path; None where everything may."""
+        """Returns the tokens that may follow the committed tokens and this path; None where all may."""
         if self._reasoned is not None and self._reasoned.spent(path):  # min_length does not count there
             return self._reasoned.mask(self._rules.vocabulary_size)
         barred = self._barred(path)

@@ -33,7 +33,7 @@ class StepObserver:
         """A session was accepted and is not yet open on any drafter."""
 
     def session_closed(self, session: Session, length: int) -> None:
-        """The gateway closed the session, of which it has received `length` tokens; 0: it does not say."""
+        """The gateway closed the session, of which it has received `length` tokens; 0: unknown."""
 
     def session_ended(self, session: Session) -> None:
         """Nothing follows for this session: its last round was reported."""

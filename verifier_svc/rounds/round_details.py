@@ -1,4 +1,4 @@
-"""Details of rounds for sessions that ask for them: who sent each accepted candidate, and when drafters worked."""
+"""Details of rounds for sessions with `round_details`: the drafters of each accepted candidate, and their times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verifier_svc.rounds.round_result import RoundResult
 from verifier_svc.session import DraftedSession, Session
 
 MOST_SPANS = 64
-"""Most spans of drafting that one round tells."""
+"""Most spans of drafting in one round."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class DraftTimes:
         self._done: list[DraftTime] = []
 
     def begin(self, source: int, now: float) -> None:
-        """The drafter is told a new root, which ends what it said about the former one."""
+        """The drafter was sent a new root, which ends its candidates for the former one."""
         before = self._running.pop(source, None)
         if before is not None:
             self.add(before)
@@ -48,12 +48,12 @@ class DraftTimes:
             running.candidates += candidates
 
     def add(self, time: DraftTime) -> None:
-        """What a drafter did that is over."""
+        """Adds a finished piece of a drafter's work."""
         if time.candidates and len(self._done) < MOST_SPANS:
             self._done.append(time)
 
     def take(self, until: float) -> Iterator[DraftTime]:
-        """What ended by then; it is forgotten. The rest belongs to a later round."""
+        """Removes and yields the pieces that ended by then. The rest belongs to a later round."""
         done = [time for time in self._done if time.ended <= until]
         self._done = [time for time in self._done if time.ended > until]
         yield from done
@@ -104,7 +104,7 @@ class RoundDetailObserver(StepObserver, MessageAnnotator):
 
 
 def add_origins(result: RoundResult, message: verifier_pb2.Round) -> None:
-    """Say which drafters sent each accepted candidate, and whether a further token came for nothing."""
+    """Record the drafters of each accepted candidate, and whether the last token is a bonus token."""
     session, selection, path = result.scheduled.session, result.scheduled.selection, result.result.path
     shares = {share.drafter: share for share in message.drafters}
     for place, node in enumerate(path[: result.accepted]):

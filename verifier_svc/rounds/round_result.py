@@ -56,7 +56,7 @@ class RoundResult(NamedTuple):
         return min(len(self.result.path), len(self.token_ids))
 
     def message(self, cost_s: float) -> verifier_pb2.Round:
-        """What the session's gateway is sent. cost_s: seconds of the step that count as the session's."""
+        """Builds the message to the session's gateway. cost_s: seconds of the step that count as the session's."""
         scheduled, timing = self.scheduled, self.timing
         return verifier_pb2.Round(
             session=scheduled.session.request.number,

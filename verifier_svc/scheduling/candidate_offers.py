@@ -26,7 +26,7 @@ class OfferedSession(NamedTuple):
     session: Session
     selection: Selection
     offer: Offer | None
-    """What it competes with; None under the ratio rule, where all of `selection` has its place."""
+    """Offer that it competes with; None under the ratio rule, where all of `selection` has its place."""
 
 
 class CandidateOffers:
@@ -35,7 +35,7 @@ class CandidateOffers:
         self._calibrations = calibrations
 
     def of(self, sessions: list[Session], room: int) -> list[OfferedSession]:
-        """What the sessions have for a step with room for so many candidates."""
+        """Returns the sessions' offers for a step with room for so many candidates."""
         # Under the ratio rule the number of nodes must not depend on the tokens that were drawn, so these sessions do
         # not compete: each has its share of the room, set aside before any candidates are looked at.
         share = room // max(1, len(sessions))

@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from slipstream.fair_shares import fair_level
 
 PASSES = 4
-"""What does not fit is passed by others of at most so many times its size."""
+"""Total size of the sessions that may pass one that does not fit, as a multiple of its size."""
 
 K = TypeVar("K", bound=Hashable)
 

@@ -57,7 +57,7 @@ class StepLimits:
     pays or not. The cost curve then has candidates for nothing, so that all are verified."""
     prompt_step_s: float = 0.0
     """Seconds that a step with prompts may take beside sessions that decode, however quick they are; where tenants are
-    told apart, they are too quick for it (`verifier_svc.scheduling.prompt_room`)."""
+    distinguished, they are too quick for it (`verifier_svc.scheduling.prompt_room`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class StepPlan:
     prompts: int = 0
     """Tokens of prompts that are its tenants' due, whatever the limit leaves."""
     others: PricedStep | None = None
-    """Of several tenants, the step without the one that has the most of it."""
+    """Price of the step without the tenant that has the most of it, where there are several."""
 
     @property
     def sessions(self) -> int:
@@ -269,7 +269,7 @@ class Planner:
         return self._wait_policy.pause(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds)
 
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan, source: int) -> ExpectedGain:
-        """What waiting for candidates of this source would bring the sequence."""
+        """Estimates the gain of the sequence by waiting for candidates of this source."""
         session, chosen = scheduled.session, scheduled.selection
         paths = plan.paths.get(session) or self._offers.paths(session, chosen)
         own = [source in sources for sources in chosen.sources]

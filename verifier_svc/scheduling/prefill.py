@@ -26,17 +26,17 @@ from verifier_svc.session import Session
 PROMPT_STEPS = 1.0
 """Prompts add so many times a step's own seconds to it at most."""
 SHORT_STEPS = 1.25
-"""What a prompt's token may cost in a short step, by its cost in the longest one."""
+"""Most that a prompt's token may cost in a short step, as a multiple of its cost in the longest one."""
 FORGET = 0.95
-"""What a step leaves of the weight of the steps before it."""
+"""Factor by which each step reduces the weight of the steps before it."""
 PRIOR = 0.05
 """Weight of the belief that the curve is right, in steps of which prompts take all the time."""
 OUTLIER = 2.0
 """A step counts as no more than so many times of what was expected: it may have been interrupted."""
 LEAST_FACTOR = 0.25
 MOST_WEIGHT = 4.0
-"""What a token counts as for its context, at most. A piece also reads its context once, however small it is: to make
-pieces ever smaller for that would only have it read more often."""
+"""Largest weight of a token for its context. A piece also reads its context once, however small it is: to make pieces
+ever smaller for that would only have it read more often."""
 ALIKE = 1e-6
 """Share of their variation by which two columns of the fit must differ."""
 
@@ -78,7 +78,7 @@ def tokens_within(seconds: Callable[[int], float], most: int, limit_s: float) ->
 
 
 class PromptCost:
-    """What prompts add to a step, from the cost curve and from steps with prompts.
+    """Cost that prompts add to a step, from the cost curve and from steps with prompts.
 
     Seconds beyond those of a step without prompts are modelled as factor * c + per_pair * pairs: c is what the curve
     gives, pairs the sum over the prompts' tokens of their contexts. Both numbers are a least-squares fit of errors
@@ -157,7 +157,7 @@ class PrefillShares:
 
 
 class _Rest:
-    """What a step has not given a prompt yet."""
+    """Tokens of a prompt that have no place in the step yet."""
 
     def __init__(self, prompt: Session, pending: int) -> None:
         self.prompt, self.pending = prompt, pending

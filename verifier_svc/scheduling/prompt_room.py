@@ -1,4 +1,4 @@
-"""How many prompt tokens a step has room for, by predicted seconds and by what steps with prompts took."""
+"""Number of prompt tokens that a step has room for, by predicted seconds and by those of steps with prompts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ OWN_WEIGHT, OWN_LEAST, OWN_MOST = 0.3, 0.25, 4.0
 class PromptRoom:
     def __init__(self, curve: CostCurve, step_tokens: int, prefill_tokens: int, prompt_step_s: float = 0.0) -> None:
         """`step_tokens`: most of one step; `prefill_tokens`: most of prompts beside sessions that decode;
-        `prompt_step_s`: what a step with prompts may take beside them in any case, where tenants are not told apart."""
+        `prompt_step_s`: what a step with prompts may take beside them in any case, without separate tenants."""
         self._curve, self._prompt_step_s = curve, prompt_step_s
         self._step_tokens, self._prefill_tokens = step_tokens, prefill_tokens
         self._cost, self._shares = PromptCost(), PrefillShares()
         self._own_factor, self._mixed = 1.0, 0
-        """What steps without prompts take by what the curve gives, and steps with prompts since the last one."""
+        """Ratio of the time of steps without prompts to the curve's, and the number of steps with prompts since the
+        last one."""
 
     @property
     def plain_next(self) -> bool:
@@ -48,7 +49,7 @@ class PromptRoom:
         return self._shares.divide(prompts, room, self._cost.per_pair_s * room / room_s)
 
     def least_s(self, prompts: Sequence[Session]) -> float:
-        """What a step with these prompts may take in any case."""
+        """Seconds that a step with these prompts may take in any case."""
         return 0.0 if _tenants_told_apart(prompts) else self._prompt_step_s
 
     def beside(self, tokens: int, sessions: int, least_s: float = 0.0, limit_s: float = math.inf) -> int:
@@ -64,7 +65,7 @@ class PromptRoom:
         return max(PROMPT_STEPS * own_s, least_s / self._own_factor - own_s)
 
     def costs(self, prompts: Sequence[Session]) -> StepCosts:
-        """Of steps with these prompts, or with some of them."""
+        """Costs of steps with these prompts, or with some of them."""
         added = self._cost.factor / self._own_factor
         return StepCosts(
             self._curve.seconds, self._curve.over, added, self.beside, self._alone(prompts), self._step_tokens

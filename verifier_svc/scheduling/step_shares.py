@@ -1,4 +1,4 @@
-"""How much of a step each tenant has, so that none makes another one's times more than double. Pure, without a clock.
+"""Shares of tenants in a step, such that none makes another one's times more than double. Pure, without a clock.
 
 **The promise.** Beside T - 1 other tenants, a tenant has a T-th of the tokens a second that it would have alone, and no
 step takes longer than T of its own. Whoever comes last at most doubles the steps of those that were there before.
@@ -14,11 +14,11 @@ its own step or as many as any other one. Where those are fewer than its session
 decoded last (`Shares.places`); its prompts leave its sessions half of them. A session costs more than its token: if as
 many tokens as the shortest own step has take longer than L for each, because others bring them by more sessions, some
 of these sit the step out too. Within that the budget chooses what brings the most tokens a second, as for one tenant;
-only if that leaves somebody less than was promised do candidates of its own step come first (`Shares.least`), and
+only if that leaves a tenant less than was promised do candidates of its own step come first (`Shares.least`), and
 prompts have what they were given (`Shares.prompts`), however much the rest takes.
 
 Why that is enough: the tenant with the shortest own step has all of it in a step of at most L, for T times its tokens,
-brought by T times its sessions, take no longer, whatever a curve says. Any other one has the
+brought by T times its sessions, take no longer, whatever a curve predicts. Any other one has the
 tokens of its own step in as many seconds, or as many of them as anyone: with t(n) = a + b * n, and n tokens in the
 shortest own step, it has a / b + n tokens in T * (a + b * n) seconds, a T-th of 1 / b, the most that it could have in
 any step. No session waits for ever: two tokens of two tenants take no longer in one step than in two, so each tenant
@@ -38,14 +38,14 @@ from verifier_svc.scheduling.prefill import tokens_within
 
 
 class StepWork(NamedTuple):
-    """What a tenant could use of a step."""
+    """Work that a tenant could use a step for."""
 
     sessions: int
     """Those that decode."""
     aside: int
     """Candidates of those that do not compete."""
     offers: Sequence[Offer]
-    """Of those that compete."""
+    """Offers of the sessions that compete."""
     prompts: int
     """Tokens of prompts, without KV."""
 
@@ -59,7 +59,7 @@ class OwnStep(NamedTuple):
     """The step that a tenant would have alone."""
 
     tokens: int
-    """Of its sessions, with their candidates."""
+    """Tokens of its sessions, with their candidates."""
     prompts: int
     expected: float
     """Tokens that it commits."""
@@ -71,10 +71,10 @@ class OwnStep(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """What steps take, and how much of prompts there is in them."""
+    """Seconds of steps, and the part of prompts in them."""
 
     seconds: Callable[[int, int], float]
-    """Of a step with so many tokens and sessions."""
+    """Seconds of a step with so many tokens and sessions."""
     over: Callable[[int], Callable[[range], Sequence[float]]]
     """By sessions, the seconds of many sizes at once."""
     prompts: float
@@ -114,19 +114,19 @@ class TenantPart(NamedTuple):
     sessions: int
     """Those that decode."""
     tokens: int
-    """Of its sessions, with their candidates."""
+    """Tokens of its sessions, with their candidates."""
     expected: float
     """Tokens that it commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of one step."""
+    """Shares of one step."""
 
     tokens: Mapping[str, int]
     """Most tokens of each tenant's sessions, with their candidates."""
     places: Mapping[str, int]
-    """How many of its sessions decode in the step."""
+    """Number of its sessions that decode in the step, by tenant."""
     least: Mapping[str, int]
     """Competing candidates of each tenant that come first, where it has less than was promised."""
     prompts: int
@@ -215,23 +215,23 @@ class Level(NamedTuple):
 
     tokens: int
     sessions: int
-    """Of its own that decode."""
+    """Number of its own sessions that decode."""
 
 
 class _TenantStep(NamedTuple):
-    """What a tenant has of a step."""
+    """A tenant's part of a step."""
 
     sessions: int
     tokens: int
-    """Of its sessions, with their candidates."""
+    """Tokens of its sessions, with their candidates."""
     prompts: int
 
 
 def _level(
     works: Mapping[str, StepWork], own: Mapping[str, OwnStep], cost: StepCosts, limit_s: float, floor: Level
 ) -> Level:
-    """Of a step of so many seconds: as many tokens as fit with all sessions that may bring them, at least those of
-    `floor`, and then as many sessions as fit with these, at least those of `floor`."""
+    """Sizes of a step of so many seconds: as many tokens as fit with all sessions that may bring them, at least those
+    of `floor`, and then as many sessions as fit with these, at least those of `floor`."""
     most = Level(max(step.size for step in own.values()), max(1, *(work.sessions for work in works.values())))
 
     def seconds(level: Level) -> float:
@@ -250,7 +250,7 @@ def _level(
 
 
 def _tenant_step(work: StepWork, own: OwnStep, given: int, most_sessions: int) -> _TenantStep:
-    """What so many tokens are for a tenant that has at most so many sessions in the step."""
+    """Returns the part that so many tokens are for a tenant that has at most so many sessions in the step."""
     tokens = max(min(own.tokens, math.ceil(given / 2)), given - own.prompts)
     prompts = given - tokens
     sessions = min(work.sessions, tokens, most_sessions)
@@ -260,7 +260,7 @@ def _tenant_step(work: StepWork, own: OwnStep, given: int, most_sessions: int) -
 
 
 def _least_s(works: Mapping[str, StepWork], cost: StepCosts) -> dict[str, float]:
-    """What is found at once: no own step is shorter than one without candidates."""
+    """Least seconds of each own step, found at once: none is shorter than one without candidates."""
     return {
         tenant: cost.seconds(work.sessions, work.sessions) if work.sessions else cost.own(work)[0].seconds
         for tenant, work in works.items()

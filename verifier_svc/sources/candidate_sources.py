@@ -1,5 +1,5 @@
 """All sources of candidates of a verifier and which sessions have them: the object that the scheduler, the planner and
-the service talk to. Drafters are dialled when a session needs one, and given up when another one needs the room."""
+the service use. Drafters are dialled when a session needs one, and given up when another one needs the room."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class CandidateSources:
         return any(source.up for source in self._of_session.get(session, ()))
 
     def awaited(self, session: DraftedSession, now: float) -> Attachment | None:
-        """The attachment whose candidates are awaited next, and whose `delays` tell how long they take after its
+        """The attachment whose candidates are awaited next, and whose `delays` are the times that they take after its
         `since`; None when none are expected. Of several sources the one that is likeliest to send some soon.
         """
         awaited = [

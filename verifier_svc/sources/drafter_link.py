@@ -70,7 +70,7 @@ class DrafterLink:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._link.run())
-                tasks.create_task(self._liveness.run(self._report_unreached, self._owed_since, self._give_up_silent))
+                tasks.create_task(self._liveness.run(self._report_unreached, self._owed_since, self._detach_silent))
         finally:
             await self._channel.close()
 
@@ -143,7 +143,7 @@ class DrafterLink:
         attachment = self._by_session.get(session)
         if attachment is not None:
             self.close(session)
-            self._give_up(attachment, error)
+            self._detach(attachment, error)
 
     def dismiss(self) -> None:
         """Close all sessions: the link's place is given to another drafter."""
@@ -176,7 +176,7 @@ class DrafterLink:
             if attachment is not None and candidates.epoch == attachment.session.request.epoch:
                 news = self._take(attachment, candidates) or news
                 continue
-            self._context.dropped["nobody"] += len(candidates.token_ids)  # late, or for no session
+            self._context.dropped["unknown_session"] += len(candidates.token_ids)  # late, or for no session
             if not self._allowance.spend(len(candidates.token_ids)):
                 self._cut_off_flood()
                 return
@@ -227,7 +227,7 @@ class DrafterLink:
             self._open(attachment.session, attachment.name, attachment.reopens + 1)
             return
         self._forget(attachment)
-        self._give_up(attachment, error)
+        self._detach(attachment, error)
 
     def _cut_off_flood(self) -> None:
         """The drafter sends more than all its sessions together can use: all leave it, and the stream is closed."""
@@ -237,7 +237,7 @@ class DrafterLink:
 
     # Called by the liveness monitor.
 
-    def _give_up_silent(self) -> None:
+    def _detach_silent(self) -> None:
         for session in list(self._by_session):
             message = f"the drafter took no step for {self._context.silence_s:g} s although it was asked to."
             self.quarantine(session, DeadlineExceeded(message, reason="SILENT"))
@@ -285,8 +285,8 @@ class DrafterLink:
         del self._by_number[attachment.number], self._by_session[attachment.session]
         attachment.session.tree.forget(attachment.number)
 
-    def _give_up(self, attachment: LinkedSession, error: SlipstreamError) -> None:
-        self._context.give_up(attachment.session, self)
+    def _detach(self, attachment: LinkedSession, error: SlipstreamError) -> None:
+        self._context.detach(attachment.session, self)
         attachment.report_given_up(error)
 
     def _send(

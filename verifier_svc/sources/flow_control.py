@@ -1,4 +1,4 @@
-"""What a remote drafter may send, which is untrusted: how much of it, and in what form.
+"""Limits of a remote drafter, which is untrusted: amount and form of the frames that it may send.
 
 Nodes are counted against commands: a drafter earns with every command it is sent, and pays for what it sends from that.
 An honest one answers a command with at most a tree of nodes, so it never runs out, however slow it is and however late

@@ -110,7 +110,7 @@ class LocalSource:
         try:
             self._check(session)
         except SlipstreamError as error:
-            self._give_up(attachment, error)
+            self._detach(attachment, error)
             return
         session.name_source(attachment.number, name)
         self._sessions[session] = attachment
@@ -167,7 +167,7 @@ class LocalSource:
         attachment = self._sessions.get(session)
         if attachment is not None:
             self.close(session)
-            self._give_up(attachment, error)
+            self._detach(attachment, error)
 
     def _attach(self, session: DraftedSession, name: str) -> LocalSession:
         number, context = next(self._context.numbers), self._context
@@ -206,8 +206,8 @@ class LocalSource:
         sampling = session.request.sampling
         if sampling.drawn and not self._method.gives_distribution:
             raise FailedPrecondition(
-                f"drafter {self._method.name} draws nothing, as the rule {sampling.acceptance!r} needs it; "
-                "use the coupled rule, which accepts as much of its candidates.",
+                f"drafter {self._method.name} samples from no distribution, which the rule "
+                f"{sampling.acceptance!r} needs; use the coupled rule, which accepts as much of its candidates.",
                 reason="NO_DISTRIBUTION",
             )
         if self._need is not None and not session.served:
@@ -218,8 +218,8 @@ class LocalSource:
         if len(session.tokens) >= self._max_length:
             raise ResourceExhausted(f"the draft model holds {self._max_length} tokens; decode without it.")
 
-    def _give_up(self, attachment: LocalSession, error: SlipstreamError) -> None:
-        self._context.give_up(attachment.session, self)
+    def _detach(self, attachment: LocalSession, error: SlipstreamError) -> None:
+        self._context.detach(attachment.session, self)
         attachment.report_given_up(error)
 
     def _expected(self, attachment: LocalSession) -> bool:

@@ -23,7 +23,7 @@ from verifier_svc.sources.local import LocalSource
 log = logging.getLogger(__name__)
 
 OWN_TEXTS, OWN_LENGTH = 16, 32
-"""What a target writes at the start to try a head on: texts, and tokens of each. Many short ones say more than few long
+"""Texts that a target writes at the start to try a head on, and tokens of each. Many short ones show more than few long
 ones in the same time: of 4 texts of 64 tokens a head for SmolLM2 finds 27 to 41 %, with its layers in another order 19
 to 29 % (`python -m benchmarks.head_floor`)."""
 GOOD_ACCURACY = 0.3

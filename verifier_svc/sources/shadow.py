@@ -54,7 +54,7 @@ class ShadowRound:
         """Committed length after the round."""
         return self._base + len(self.path) + 1
 
-    def decided(self, token_ids: Sequence[int]) -> bool:
+    def follow(self, token_ids: Sequence[int]) -> bool:
         """Follows the tokens committed next; returns whether no later token can add to the accepted ones."""
         for token in token_ids:
             node = self.chosen.child(self._node, token)
@@ -69,7 +69,7 @@ class ShadowRound:
 
 
 class Double:
-    """What sources need of a session, with nothing in it that the session itself looks at."""
+    """The part of a session that sources need, with nothing in it that the session itself looks at."""
 
     served = False
     drafting = True
@@ -123,7 +123,7 @@ class ShadowDrafter:
         if walk is None:
             return None
         over = len(double.tokens) >= double.request.max_length or double.tokens[-1] in double.request.stop_token_ids
-        decided = walk.decided(token_ids)
+        decided = walk.follow(token_ids)
         if not decided and not over:  # nothing is committed behind the end
             return None
         if decided and len(walk.chosen):
@@ -136,7 +136,7 @@ class ShadowDrafter:
 
 
 class DoubleSources(Protocol):
-    """What shadows use of the verifier's sources: candidates for their doubles."""
+    """The verifier's sources as shadows use them: candidates for their doubles."""
 
     def assign_sources(self, session: DraftedSession, addresses: Iterable[verifier_pb2.DrafterAddress]) -> None: ...
 

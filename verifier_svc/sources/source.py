@@ -25,7 +25,7 @@ class CandidateSource(Protocol):
     raises for what the source itself does wrong: that costs a session its source, and the gateway is informed."""
 
     address: str
-    """What gateways name it by: HOST:PORT, or `verifier:NAME` for a local proposer."""
+    """Name by which gateways know it: HOST:PORT, or `verifier:NAME` for a local proposer."""
 
     @property
     def up(self) -> bool:
@@ -76,16 +76,16 @@ class CandidateSource(Protocol):
 
 @dataclass(slots=True)
 class SourceContext:
-    """What all sources of one verifier share."""
+    """State that all sources of one verifier share."""
 
     target: types_pb2.ModelInfo
     threshold: float
     """Path probability that candidates must have; `PAUSE`: none are wanted."""
-    give_up: Callable[[DraftedSession, CandidateSource], None]
+    detach: Callable[[DraftedSession, CandidateSource], None]
     """The source is not asked again for the session."""
     clock: Callable[[], float]
     silence_s: float
-    """Seconds without a sign of life after which a drafter that owes a step is given up."""
+    """Seconds without a sign of life after which a drafter that owes a step is detached."""
     dial: Dial
     candidates_arrived: Callable[[], None] = lambda: None
     """Called when candidates came that a step may take."""

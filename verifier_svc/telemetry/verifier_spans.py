@@ -283,7 +283,7 @@ class VerifyTrace:
             if scheduled.base > self._received:
                 epoch = scheduled.session.request.epoch
                 attributes: dict[str, Value] = {spans.EPOCH: epoch, spans.LENGTH: scheduled.base}
-                attributes |= {spans.DISCARDED: True, spans.BECAUSE: REASONS[types_pb2.ROUND_REASON_FAILED]}
+                attributes |= {spans.DISCARDED: True, spans.REASON: REASONS[types_pb2.ROUND_REASON_FAILED]}
                 context = self.trace.round(epoch, scheduled.base)
                 self.trace.emit(Span(spans.ROUND, timing.started, timing.ended, attributes, context))
 

@@ -17,9 +17,9 @@ ACCIDENT times their median. Trials follow each other until their mean differs f
 before the trials showed it, by more than its standard error; that it gains less than it slows, no single one decides.
 
 **What trials cost.** A decided question rests until what its trials lost is SHARE of the time since. So a clear answer
-is asked for rarely, and one near a draw often, where asking costs nothing. Before the first trial the cost curve says
-what a plain step would lose: where drafting clearly beats the prediction, that one is late too. Where no session drafts
-any more when the rest ends, the slowdown is forgotten: sessions draft, and it is found again.
+is asked for rarely, and one near a draw often, where asking costs nothing. Before the first trial the cost curve
+predicts what a plain step would lose: where drafting clearly beats the prediction, that one is late too. Where no
+session drafts any more when the rest ends, the slowdown is forgotten: sessions draft, and it is found again.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class DraftingTrial:
         """Whether a trial is under way: drafters pause."""
         self._measured: list[ComparedStep] = []
         self._before: list[ComparedStep] = []
-        """What was measured before the trial."""
+        """Steps measured before the trial."""
         self._time = 0.0
         """Plain steps' time since drafting was switched, or a look at it."""
         self._count = self._others = 0
@@ -152,19 +152,19 @@ class DraftingTrial:
         if self.trying:
             self._others += 1
             if self._others > MOST_OTHERS:
-                self.give_up()
+                self.cancel()
         elif answer.slowdown and answer.passed >= (REST if answer.rest is None else answer.rest):
             answer.slowdown = 0.0
 
     def hold(self, sessions: int) -> None:
         """A step that shows nothing, because one tenant has most of it: the slowdown is what was found for as many
         sessions as the others have."""
-        self.give_up()
+        self.cancel()
         self._sessions = max(1.0, float(sessions))
         self._load = round(math.log2(self._sessions))
         self._answer = self._answers.setdefault(self._load, LoadAnswer())
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Ends a trial without a result; what was measured is dropped."""
         if self.trying:
             self.trying = False
@@ -181,7 +181,7 @@ class DraftingTrial:
         self._sessions += (sessions - self._sessions) * (WEIGHT if self._load is not None else 1.0)
         exact = math.log2(self._sessions)
         if self._load is None or abs(exact - self._load) > NEAR:
-            self.give_up()
+            self.cancel()
             self._load = round(exact)
             # A load that was never there begins with what was found last.
             self._answer = self._answers.setdefault(self._load, LoadAnswer(self._answer.slowdown))
@@ -243,7 +243,7 @@ class DraftingTrial:
         return max(tokens, 1e-9) / max(plain, 1e-9)
 
     def _predicted_s(self, tokens: int, sessions: int) -> float:
-        """What a step takes by the cost curve, above 0."""
+        """Predicts a step's seconds by the cost curve, above 0."""
         return max(self._step_s(tokens, sessions), 1e-9)
 
 

@@ -37,12 +37,12 @@ TENANT_WEIGHT = 0.02
 
 
 def slows(slowdown: float) -> bool:
-    """Whether drafting takes enough time of the verifier's steps to ask for whom it pays."""
+    """Whether drafting takes enough of the verifier's steps to decide for each session whether it pays."""
     return slowdown > LEAST
 
 
 class TenantDrafting:
-    """What the rounds of one tenant have gained, and what tries may lose."""
+    """Gain of one tenant's rounds, and the loss that tries may take."""
 
     def __init__(self) -> None:
         self.gain = 1.0

@@ -91,7 +91,7 @@ class ExpectedGain(NamedTuple):
 
 
 class DraftedRound(NamedTuple, Generic[Key]):
-    """What a session that has drafters committed in a step."""
+    """Tokens that a session with drafters committed in a step."""
 
     key: Key
     drafting: SessionDrafting
@@ -195,7 +195,7 @@ class WaitPolicy(Generic[Key]):
         priced = others or PricedStep(step.sessions, tokens, self._rate(step), held=False)
         self._draft_threshold.observe(priced.rate, lambda size: self._step_s(size, priced.sessions), priced.tokens)
         if self._draft_threshold.threshold == PAUSE:
-            self._trial.give_up()  # the price has answered
+            self._trial.cancel()  # the price has answered
         elif priced.held:
             self._trial.hold(priced.sessions)
         elif compared is None:
@@ -240,11 +240,11 @@ class WaitPolicy(Generic[Key]):
         limit: int,
         tenant: str = "",
     ) -> ExpectedGain:
-        """What one more candidate of the awaited source is worth to a session of the tenant. It is expected below the
-        likeliest leaf of the source's own candidates, the root if it sent none, and gains where the text gets there and
-        by no candidate any further. `paths`: path probabilities of the session's best candidates, of which the step
-        takes the first; of these, `parents`: their parents, by index, and `own`: whether the source sent them; `limit`:
-        most that a step takes; `version`: of its tree."""
+        """Estimates the gain of a session of the tenant by one more candidate of the awaited source. It is expected
+        below the likeliest leaf of the source's own candidates, the root if it sent none, and gains where the text gets
+        there and by no candidate any further. `paths`: path probabilities of the session's best candidates, of which
+        the step takes the first; of these, `parents`: their parents, by index, and `own`: whether the source sent them;
+        `limit`: most that a step takes; `version`: of its tree."""
         count, cost = len(parents), self.candidate_price
         inner = {parent for parent, sent in zip(parents, own, strict=True) if sent}
         leaf = next((node for node, sent in enumerate(own) if sent and node not in inner), ROOT)  # best first

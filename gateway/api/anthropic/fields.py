@@ -33,10 +33,10 @@ class Block(Fields):
     type: Literal["text", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: str | None = None
     source: dict[str, Any] | None = None
-    """Of a document."""
+    """Source of a document."""
     title: str | None = None
     context: str | None = None
-    """What is said of a document."""
+    """Description of a document."""
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
@@ -96,7 +96,7 @@ class OutputFormat(Fields):
 
 class OutputConfig(Fields):
     format: OutputFormat | None = None
-    """What the text has to be."""
+    """Format that the text must have."""
     effort: str | None = None
 
 

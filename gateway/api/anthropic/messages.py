@@ -95,7 +95,7 @@ class MessageEvents:
         return [*made, self._finish(event), {"type": "message_stop"}]
 
     def _finish(self, finished: gateway_pb2.Finished) -> dict[str, Any]:
-        """The event that tells how the message ended."""
+        """The event with the message's end."""
         called = any(block["type"] == TOOL_USE for block in self._content)
         ending, usage = _ending(finished, self._stops, called=called), _usage(self._started, finished)
         metrics = speculation_metrics(finished.statistics)

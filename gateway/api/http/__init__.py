@@ -1,4 +1,4 @@
-"""What HTTP protocols share: server, entry (keys, limits), errors, answers, event streams. Imports no protocol.
+"""Parts that HTTP protocols share: server, entry (keys, limits), errors, answers, event streams. Imports no protocol.
 
 To add a route, write a new module, here or beside the protocol that it belongs to, and list its `routes` in
 `gateway.api.http_front._ROUTES`. This one is `gateway/api/lines.py` (its test is the example for yours:

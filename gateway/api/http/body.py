@@ -64,7 +64,7 @@ class BodyReader:
     """Reads the bodies of all requests."""
 
     def __init__(self, limits: BodyLimits, work: TenantWork, most_bytes: MostBytes) -> None:
-        """`limits`: for everybody. `work`: parses large bodies. `most_bytes`: what the caller's own limits leave."""
+        """`limits`: for all callers. `work`: parses large bodies. `most_bytes`: what the caller's own limits leave."""
         self._limits = limits
         self._work = work
         self._most_bytes = most_bytes
@@ -146,7 +146,7 @@ class BodyReader:
 
 
 class _Share:
-    """What one request's body takes of the memory for all."""
+    """Part of the memory for all bodies that one request's body takes."""
 
     def __init__(self, reader: BodyReader, tenant: Tenant) -> None:
         self._reader = reader
@@ -205,7 +205,7 @@ def _is_small(body: bytes) -> bool:
 
 
 Elements = Mapping[str, type[BaseModel]]
-"""What the elements of a body's lists have to be, by the field's name."""
+"""Models of the elements of a body's lists, by the field's name."""
 
 
 def elements_of(endpoint: Callable[..., Any]) -> Elements:

@@ -28,7 +28,7 @@ OnEvent = Callable[[int, Event], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """How much of a session's output a client has: what an event's id says."""
+    """Position of a client in a session's output, as an event's id carries it."""
 
     session_id: str
     tokens: int
@@ -60,7 +60,7 @@ def wants_ids(context: RequestContext, query: Mapping[str, str]) -> bool:
 
 @dataclass(slots=True)
 class Choice:
-    """What a session has put out so far."""
+    """Output of a session so far."""
 
     index: int
     started: gateway_pb2.Started = field(default_factory=gateway_pb2.Started)

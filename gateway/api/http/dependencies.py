@@ -1,4 +1,4 @@
-"""What HTTP routes are built on: the gateway's application code, the same objects that gRPC calls."""
+"""Dependencies of HTTP routes: the gateway's application code, the same objects that gRPC calls."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class HttpDependencies:
     grpc: Server
     """The server of the same sessions over gRPC."""
     work: TenantWork
-    """What must not be done on the event loop."""
+    """Work that must not run on the event loop."""
     store: MeasuredStore

@@ -55,7 +55,7 @@ class LocalHosts:
     def check(self, header: str) -> None:
         """Raises PermissionDenied for a Host that a web page from elsewhere may have as its own."""
         name = _name(header)
-        # A name without dots is one of this network: nobody's page has it.
+        # A name without dots is one of this network: no page of the web has it.
         if "." not in name or name.endswith(".localhost") or name in self.allowed or _is_address(name):
             return
         raise PermissionDenied(

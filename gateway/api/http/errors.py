@@ -42,7 +42,7 @@ _PARAMS = {
 """The field of HTTP requests that one of gRPC stands for. Which of several a structured output came in, its error does
 not say."""
 _INPUTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/tokenize": "messages"}
-"""What is the prompt in other requests."""
+"""Field that holds the prompt, in other requests."""
 _ANTHROPIC_BEGINNINGS = {"PROMPT_TOO_LONG": "prompt is too long: "}
 """By which Anthropic's clients know an error: it has no code there."""
 _ANTHROPIC_TYPES = _OPENAI_TYPES | {409: "invalid_request_error", 413: "request_too_large", 503: "overloaded_error"}
@@ -78,7 +78,7 @@ def http_error(exception: Exception, scope: Mapping[str, Any], param: str | None
 
 
 def is_anthropic(scope: Mapping[str, Any]) -> bool:
-    """What the route says; where there is none, or it is not known yet, the path decides."""
+    """True for a route of Anthropic's protocol; where there is no route, or it is not known yet, the path decides."""
     route = scope.get("route")
     return scope["path"].startswith(ANTHROPIC_PATHS) if route is None else ANTHROPIC in route.tags
 

@@ -170,7 +170,7 @@ def answer_of_events(
     made: EventMaker, follow: Follow, context: RequestContext, idle_s: float, *, stream: bool
 ) -> Answer:
     """For protocols whose streams consist of named events: a session's events as `made` writes them, one by one, or all
-    that they say as one object at the end."""
+    that they send as one object at the end."""
 
     async def send_events(reply: Reply) -> None:
         async def send(event: Event) -> None:

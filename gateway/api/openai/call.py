@@ -41,7 +41,7 @@ class ChoiceStream:
         """Output tokens that were sent, or that the client had."""
         self.characters = position.characters if position else 0
         self._known_tokens, self._known_characters = (self.tokens, self.characters) if rereads else (0, 0)
-        """How much of what is to come the client has."""
+        """Tokens and characters of the coming output that the client has already."""
         self.known = 0
         """Characters of the text taken last that the client has."""
 
@@ -69,7 +69,7 @@ class ChoiceStream:
 
 class Call(ABC):
     prefix: ClassVar[str]
-    """What the answer's id begins with."""
+    """Prefix of the answer's id."""
     object: ClassVar[str]
     chunk_object: ClassVar[str]
     rereads = False
@@ -194,7 +194,7 @@ def _cached_tokens(choices: Sequence[Choice]) -> int:
 
 
 def ending(finished: gateway_pb2.Finished | None) -> dict[str, Any]:
-    """The fields of a choice that say how it ended; null while it goes on."""
+    """The fields of a choice for its end; null while it goes on."""
     if finished is None:
         return {"finish_reason": None}
     reason = {"finish_reason": FINISH_REASONS.get(finished.reason), "stop_reason": finished.stop or None}

@@ -63,11 +63,11 @@ class ChatMessage(Fields):
     role: str
     content: str | Annotated[list[MessagePart], Field(fail_fast=True)] | None = None
     refusal: str | None = None
-    """What the model said instead of an answer, where there is no content."""
+    """The model's words instead of an answer, where there is no content."""
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    """The same, as templates know it."""
+    """Same as `reasoning`, under the name that templates know."""
     tool_calls: Annotated[list[ToolCallField], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
@@ -126,7 +126,7 @@ class ConversationFields(RequestFields):
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template, such as `enable_thinking`."""
     documents: list[dict[str, Any]] | None = None
-    """What some templates put before the conversation, for answers that quote it."""
+    """Documents that some templates put before the conversation, for answers that quote them."""
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -294,8 +294,8 @@ class _Answer:
         """Calls so far."""
 
     def read(self, text: str, *, finished: bool, known: int = 0) -> dict[str, Any]:
-        """What is certain now, as the delta of a chunk. `known`: characters of `text` that the client has: what they
-        say is not returned again."""
+        """Returns the certain part of the answer, as the delta of a chunk. `known`: characters of `text` that the
+        client has; their content is not returned again."""
         if known:
             self._taken(self._reader.push(text[:known]))
         parts = self._reader.push(text[known:]) + (self._reader.finish() if finished else [])

@@ -110,7 +110,7 @@ class CompletionCall(Call):
         """Indices of the choices whose prompt was sent, where a stream sends prompts."""
         self._silent = asked.max_tokens == 0
         if self._silent:
-            asked.max_tokens = 1  # a session computes its prompt to write a token, which nobody is sent
+            asked.max_tokens = 1  # a session computes its prompt to write a token, which no client is sent
         self._top_prompt = asked.top_prompt_logprobs
         requests = [asked.to_generate(None, index) for index in indices]
         for request in requests:

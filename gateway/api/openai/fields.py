@@ -191,7 +191,7 @@ class StructuredOutputs(Fields):
 
 
 class SamplingFields(RequestFields):
-    """What a request may say about its output, besides the prompt."""
+    """Fields of a request about its output, besides the prompt."""
 
     model: str | None = ""
     """Empty or null: the only model."""
@@ -238,7 +238,7 @@ class SamplingFields(RequestFields):
     """Slipstream's extension: whether the text may go on, marked, where no verifier is left that computes as the one
     that began it."""
     workload: str | None = None
-    """What kind of work this is: acceptance is learned, and rules are set, for each kind apart."""
+    """Kind of work: acceptance is learned, and rules are set, for each kind apart."""
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -335,7 +335,8 @@ class SamplingFields(RequestFields):
         )
 
     def structure(self) -> StructuredOutput | None:
-        """What the request asks for itself. Raises InvalidArgument for two of them, and for what is too long."""
+        """Returns the structure that the request's own fields name. Raises InvalidArgument for two of them, and for too
+        long ones."""
         found = [each for each in (_format(self.response_format), _outputs(self.structured_outputs)) if each]
         if len(found) > 1:
             raise InvalidArgument(
@@ -378,7 +379,8 @@ def log_unknown(fields: RequestFields) -> None:
 
 
 def reasoning_variables(effort: str | None) -> dict[str, Any]:
-    """What templates read of a wish to reason: gpt-oss's the effort, Qwen's and DeepSeek's whether at all."""
+    """Template variables for a reasoning effort: gpt-oss's templates read the effort, Qwen's and DeepSeek's whether to
+    reason at all."""
     if effort is None:
         return {}
     return {"reasoning_effort": effort} | (thinking_variables(on=False) if effort == "none" else {})

@@ -19,7 +19,7 @@ from slipstream.errors import FIELD_MISSING, FIELDS_CONFLICT, InvalidArgument
 from slipstream.v1 import types_pb2
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
-"""What transformers makes of a `tokenizer.json`, which is what this server reads."""
+"""Class that transformers makes of a `tokenizer.json`, which is what this server reads."""
 
 
 class TokenizeRequest(ConversationFields):
@@ -99,8 +99,8 @@ def _add_tokenizer(router: APIRouter, parts: HttpDependencies) -> None:
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
-        """What `tokenizer_config.json` says of the tokenizer: its special tokens by their names, and the chat template
-        of requests without tools."""
+        """The tokenizer's description from `tokenizer_config.json`: its special tokens by their names, and the chat
+        template of requests without tools."""
         template, tokens = parts.tokenizer.chat_template.given, dict(parts.tokenizer.special_tokens)
         source = "" if template is None else template.templates.get("default", "")
         return {"tokenizer_class": TOKENIZER_CLASS, **tokens} | ({"chat_template": source} if source else {})

@@ -18,7 +18,7 @@ class ContentPart(Fields):
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: str = ""
     refusal: str = ""
-    """Of a refusal: what the model said instead of an answer."""
+    """The model's words instead of an answer, in a refusal."""
 
 
 class InputItem(Fields):
@@ -103,7 +103,7 @@ class TextField(Fields):
 
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` names to have log-probabilities."""
+"""Value of `include` that asks for log-probabilities."""
 
 
 class ReasoningField(Fields):
@@ -126,7 +126,7 @@ RETURNED = (
 
 
 class ResponseTokensRequest(SamplingFields):
-    """What decides the prompt of a response."""
+    """Fields that decide the prompt of a response."""
 
     input: Input
     instructions: str | None = None
@@ -191,7 +191,8 @@ class ResponseRequest(ResponseTokensRequest):
         self.max_tokens = self.max_output_tokens or self.max_tokens
 
     async def returned(self) -> dict[str, Any]:
-        """What the response gives back of the request. Raises InvalidArgument for what is nested too deeply."""
+        """Fields of the request that the response repeats. Raises InvalidArgument for values that are nested too
+        deeply."""
         written: dict[str, Any] = {"exclude_unset": True, "by_alias": True, "mode": "json"}
         try:
             asked = self.model_dump(include=set(RETURNED) - {"tools"}, **written)

@@ -39,7 +39,7 @@ def _filled(event: Event, found: Iterator[gateway_pb2.Logprob]) -> Event:
 async def _scored(
     parts: HttpDependencies, context: RequestContext, model: str, tokens: Sequence[int], top: int
 ) -> list[gateway_pb2.Logprob]:
-    """Of all tokens but the first. The session that computes them leaves no record."""
+    """Log-probabilities of all tokens but the first. The session that computes them leaves no record."""
     request = gateway_pb2.GenerateRequest(
         model=model,
         prompt_token_ids=gateway_pb2.TokenIds(token_ids=tokens),

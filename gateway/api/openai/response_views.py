@@ -1,4 +1,4 @@
-"""What is read of a response besides its whole: the output of one that still runs, log-probabilities, its input items.
+"""Views of a response besides its whole: the output of one that still runs, log-probabilities, its input items.
 
 All are made of the events that a response's reader makes, or of what is stored with it, however that reader works.
 """

@@ -74,7 +74,7 @@ UNASKED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""What a response says of fields that its request left out."""
+"""Values in a response of fields that its request left out."""
 Name = Annotated[str, Field(pattern=RESPONSE_ID)]
 
 
@@ -266,7 +266,7 @@ async def _stored(
 
 
 async def _pack(parts: HttpDependencies, stored: StoredResponse, tenant: Tenant) -> bytes:
-    """What is kept with a response. Raises what `written` raises."""
+    """Serialises the part that is kept with a response. Raises what `written` raises."""
     written = await stored.written(StoredLimits.of(parts.config.max_prompt_bytes))
     if len(written) < AT_ONCE:
         return zlib.compress(written)
@@ -407,19 +407,19 @@ def _from_name(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """What a response leaves for requests that come later, in the record of its session, where no client can write it:
-    any gateway of the store reads it, for the session's own tenant, until the record expires."""
+    """Data that a response leaves for later requests, in the record of its session, where no client can write it: any
+    gateway of the store reads it, for the session's own tenant, until the record expires."""
 
     created_at: int
     """Unix seconds."""
     format: Annotated[AnswerFormat, BeforeValidator(_from_name)]
-    """How the output is read."""
+    """Format in which the output is read."""
     metadata: dict[str, str]
     messages: list[dict[str, Any]]
     """The conversation up to the output, as chat templates read it, without instructions."""
     previous_response_id: str | None = None
     asked: dict[str, Any] = field(default_factory=dict)
-    """What the response gives back of its request."""
+    """Fields of its request that the response repeats."""
 
     async def written(self, limits: StoredLimits) -> bytes:
         """As JSON. Raises InvalidArgument for a conversation above the limits."""

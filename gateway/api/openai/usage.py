@@ -1,5 +1,5 @@
-"""What an answer says about its cost and its speculation, in the shape that load tools read, and what a chunk says
-about its rounds, for a request with `speculation: {"rounds": true}`."""
+"""Cost and speculation of an answer, in the shape that load tools read; and the rounds of a chunk, for a request with
+`speculation: {"rounds": true}`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, su
 _SHARED = ("$defs", "definitions")
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$schema", "$comment"})
 _OF_OBJECTS = _NOTES | {"type", "properties", "required", "additionalProperties", *_SHARED}
-"""What the schema of a call's arguments may say, to be written argument by argument."""
+"""Keywords of the schema of a call's arguments that can be written argument by argument."""
 _OF_TEXTS = _NOTES | {"type", "enum", "anyOf", "oneOf"}
 _WORD = re.compile(r"[\w.\-]+")
 _PYTHON = {"boolean": ("True", "False"), NULL: ("None",)}

@@ -19,7 +19,7 @@ NONE = "none"
 """Reads an answer without tools, or without reasoning."""
 AUTO = "auto"
 JSON = "json"
-"""What a forced call is written as where the format is not known, or has no way to hold it to the tool's schema."""
+"""Format of a forced call where the model's format is not known, or cannot hold it to the tool's schema."""
 UNKNOWN = "unknown"
 """Nothing is read as a call."""
 HERMES, LLAMA, MISTRAL, MISTRAL_ARGS = "hermes", "llama3_json", "mistral", "mistral_args"
@@ -31,12 +31,12 @@ THINK, MISTRAL_THINK, SEED_THINK = "think", "mistral", "seed"
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     shown: tuple[str, ...]
-    """What chat templates have that show this format: all of them."""
+    """Strings that every chat template of this format contains."""
     marks: tuple[str, ...] = ()
     """Strings that may be control tokens, which a text has not unless it is asked for. The first begins the calls."""
     reader: Callable[..., TextReader] = TextReader
     id: str = "call_"
-    """What ids of calls begin with; empty: nine letters and digits."""
+    """Prefix of ids of calls; empty: nine letters and digits."""
 
 
 _MISTRAL_MARKS = (json_calls.TOOL_CALLS, json_calls.CALL_ID, json_calls.ARGS)
@@ -65,7 +65,7 @@ CALLS: Mapping[str, CallFormat] = {
 }
 """In the order in which templates are looked at: the mark of one format may stand in the template of another."""
 _LLAMA_32 = ("Environment: ipython", '"parameters"')
-"""What Llama 3.2's template has instead of the tag."""
+"""Marks in Llama 3.2's template instead of the tag."""
 _OTHERS: Mapping[str, CallFormat] = {
     NONE: CallFormat(()),
     UNKNOWN: CallFormat(()),
@@ -84,7 +84,7 @@ THOUGHT_FORMATS = (AUTO, NONE, *THOUGHTS, HARMONY)
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How an answer is read. Kept with a response, as JSON."""
+    """Format in which an answer is read. Kept with a response, as JSON."""
 
     calls: str = NONE
     """NONE where the request has no tools."""
@@ -199,9 +199,9 @@ def nine_characters(id: str) -> str:
 
 
 def fitting(template: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
-    """What makes a message one as this template reads it: Mistral's refuses ids that are not its own, gpt-oss's a
-    content and reasoning beside calls, and DeepSeek's joins texts where others have a content or none, and an object.
-    None: it reads them all as they are."""
+    """Returns the function that converts a message to what this template reads: Mistral's refuses ids that are not its
+    own, gpt-oss's a content and reasoning beside calls, and DeepSeek's joins texts where others have a content or none,
+    and an object. None: it reads them all as they are."""
     if json_calls.TOOL_CALLS in template:
         return _with_nine
     if thought_format(template) == HARMONY:

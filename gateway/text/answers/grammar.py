@@ -1,5 +1,5 @@
-"""What an output is held to: a call that the request forces, in the format of the model's family; or the request's own
-structure, beside which the model may still call a tool, and before which it may reason."""
+"""Grammars that constrain an output: a call that the request forces, in the format of the model's family; or the
+request's own structure, beside which the model may still call a tool, and before which it may reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.tokenizer.structured_output import JSON_OPTIONS, OPTIONS_KEY, St
 ANY = ""
 """Name in place of a tool's: the model chooses among all."""
 OPEN, CLOSED, PLAIN = "open", "closed", "plain"
-"""How the prompt ends: within reasoning, behind it, or with neither of its marks."""
+"""Ends of a prompt: within reasoning, behind it, or with neither of its marks."""
 _SHARED = ("$defs", "definitions")
 """Parts of a schema that its references name from the root."""
 _APART = {
@@ -40,9 +40,10 @@ def structure_of(
     end: Callable[[], str],
     control_token: ControlToken,
 ) -> StructuredOutput | None:
-    """What the output is held to; None for nothing. `tools`: as templates know them. `name`: the tool to call, or ANY;
-    None where the model decides. `own`: the request's own structure, which a forced call replaces. `end`: how the
-    prompt ends. Raises InvalidArgument for a tool that is not among them, and for schemas that exclude each other."""
+    """Returns the structure that constrains the output; None for none. `tools`: as templates know them. `name`: the
+    tool to call, or ANY; None where the model decides. `own`: the request's own structure, which a forced call
+    replaces. `end`: how the prompt ends. Raises InvalidArgument for a tool that is not among them, and for schemas that
+    exclude each other."""
     if name is None and (own is None or format.plain):
         return own
     notation = _Notation(control_token)
@@ -163,7 +164,8 @@ class _Forced:
 
 
 def _free_call(notation: _Notation, format: AnswerFormat, tools: Tools) -> list[str]:
-    """What begins as a call does. Its rest is the model's: nothing holds it to a schema where it may as well answer."""
+    """Grammar of the beginning of a call. Its rest is the model's: nothing holds it to a schema where it may as well
+    answer."""
     calls = format.calls
     if calls in (formats.NONE, formats.UNKNOWN):
         return []

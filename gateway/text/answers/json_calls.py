@@ -25,7 +25,7 @@ Add = Callable[[str], None]
 
 @dataclass(slots=True)
 class _Call:
-    """What is known of a call whose object is not at its end."""
+    """Known parts of a call whose object is not at its end."""
 
     name: str | None = None
     held: list[str] | None = None
@@ -117,7 +117,7 @@ class JsonReader(TextReader):
                 return
 
     def _between(self, add: Add, kind: type[object] | None, *, nested: bool) -> Steps[None]:
-        """What stands between strings and brackets; alone, a number or a word. Raises NotACall without any."""
+        """Reads the text between strings and brackets; alone, a number or a word. Raises NotACall without any."""
         pattern, some = _BETWEEN if nested else _SCALAR, False
         while True:
             if found := pattern.match(self._text, self._at):

@@ -168,7 +168,7 @@ class PythonicReader(TextReader):
             raise NotACall from error
 
     def _token(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """What matches the pattern. Raises NotACall where nothing does."""
+        """Reads text that matches the pattern. Raises NotACall where none does."""
         pieces = list[str]()
         while (yield from self._peek()) and (found := pattern.match(self._text, self._at)):
             pieces.append(self._take(found.end()))

@@ -1,4 +1,4 @@
-"""What every reader of answers does: it is given the text as it comes, in pieces of any size, and returns parts. These,
+"""Base of all readers of answers: a reader takes text as it comes, in pieces of any size, and returns parts. These,
 joined, do not depend on how the text was cut.
 
 A reader is a coroutine over the text: it reads as if all of it were there, and waits where more has to come. It holds
@@ -29,7 +29,7 @@ class Reasoning:
 @dataclass(frozen=True, slots=True)
 class CallBegan:
     name: str
-    """Of one of the request's tools."""
+    """Name of one of the request's tools."""
     id: str = ""
     """As the model wrote it; empty in formats without one."""
 
@@ -64,7 +64,7 @@ def joined(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 class NotACall(Exception):
-    """What looked like a call is none, or no longer one."""
+    """The text that looked like a call is none, or no longer one."""
 
 
 class Marks:
@@ -149,7 +149,7 @@ class TextReader:
         self._run: re.Pattern[str] | None = None
         """Characters that `run` counts."""
         self._record: list[str] | None = None
-        """What was read since a call may have begun: text, if it did not."""
+        """Text read since a call may have begun: plain text, if it did not."""
         self._gap: list[str] = []
         """Space at the beginning, or behind a call: nothing, unless text follows."""
         self._blank = True

@@ -1,4 +1,4 @@
-"""How many of an output's tokens are reasoning, counted as they come."""
+"""Count of the reasoning tokens of an output, kept as they come."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def types_of(parameters: Mapping[str, Any] | None) -> dict[str, list[str]]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a schema refers to within the one around it; itself where it refers to nothing, or to nothing there is."""
+    """Returns the target of a schema's reference within the schema around it; the schema itself where it refers to
+    nothing, or to nothing there is."""
     for _ in range(MOST_REFERENCES):
         name = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(name, str) or not name.startswith("#/"):
@@ -74,7 +75,7 @@ class XmlReader(TextReader):
         self._types = types
         self._name = ""
         self._arguments = 0
-        """Of the open call."""
+        """Arguments of the open call."""
 
     def _begin(self, name: str) -> None:
         self._begin_call(name)

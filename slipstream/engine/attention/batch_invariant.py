@@ -37,7 +37,7 @@ kernels cut sums of more than 192 keys in two."""
 LEAST_KEYS = 16
 """Kernels and softmax add up fewer in another order."""
 ROWS = (4, 8, 16)
-"""What `least_rows` may find; in products of fewer rows kernels add up in another order."""
+"""Possible results of `least_rows`; in products of fewer rows kernels add up in another order."""
 _SCORES = 1 << 18
 """Scores of one KV head that are computed at a time: long prompts take several products."""
 
@@ -62,7 +62,7 @@ class Order(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the query rows of one segment see."""
+    """Keys that the query rows of one segment see, and the products over them."""
 
     mask: torch.Tensor | None
     """[rows, keys], additive; None when every row sees all keys."""
@@ -172,7 +172,7 @@ def _weigh(weights: torch.Tensor, values: torch.Tensor, products: Sequence[Produ
 
 
 def segment_rows(segment: Segment, read: Read, inside: torch.Tensor | None, heads: int, group: int) -> Rows:
-    """What the segment's query rows see; `inside` is its mask [n, n] if it is a tree with branches."""
+    """Returns the keys that the segment's query rows see; `inside` is its mask [n, n] if it is a tree with branches."""
     before, pending = segment.sequence.length - read.position, len(segment.pending)
     if inside is None:
         return Rows(read.mask, before=before, group=group)

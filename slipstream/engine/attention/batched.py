@@ -95,7 +95,7 @@ def batch(
     length = -(-max(len(part.keys) for part in parts) // ALIGNED) * ALIGNED
     keys = torch.stack([part.keys[0] for part in parts]).unsqueeze(1).repeat(1, length)
     queries = torch.zeros(len(parts), count * group, dtype=torch.int64)
-    # One column more than there are own tokens, which nobody sees: keys behind them look there.
+    # One column more than there are own tokens, which no row reads: keys behind them look there.
     inside = torch.zeros(len(parts), count, own + 1, dtype=torch.bool)
     depths = torch.zeros(len(parts), own + 1, dtype=torch.int64)
     for at, part in enumerate(parts):

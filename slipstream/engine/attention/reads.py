@@ -1,4 +1,4 @@
-"""What a segment reads: the pool rows of its keys, and masks of candidate trees."""
+"""Reads of a segment: the pool rows of its keys, and masks of candidate trees."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class _LayerStruct(ctypes.Structure):
 
 
 class PagedLayer(NamedTuple):
-    """What a layer's attention is, beside its pools."""
+    """Parameters of a layer's attention, without its pools."""
 
     number: int
     query_heads: int

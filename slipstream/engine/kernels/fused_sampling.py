@@ -22,14 +22,14 @@ from slipstream.engine.kernels.triton_launch import jit
 from slipstream.speculation import noise
 
 COLUMNS = tl.constexpr(13)
-"""Of a row's settings, 8 bytes each: whole numbers, then float64."""
+"""Settings of a row, 8 bytes each: whole numbers, then float64."""
 KEY, TOP_K, GREEDY, MASK, PLACE, FIRST, DEPTH = (tl.constexpr(at) for at in range(7))
 TEMPERATURE, TOP_P, FLOOR, REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(at) for at in range(7, 13))
 OFFSET, PEAK, BOUND = (tl.constexpr(at) for at in range(3))
-"""Of a row's three floats: what is taken off before the division, the largest logit after it, and a bound: no token
-below it stays."""
+"""Indices of a row's three floats: the offset subtracted before the division, the largest logit after it, and a bound:
+no token below it stays."""
 COUNT, MASS, TIES = (tl.constexpr(at) for at in range(3))
-"""What `_largest` looks for."""
+"""Kinds of limits that `_largest` finds."""
 NO_TOKEN = tl.constexpr((1 << 31) - 1)
 """Where no token is the best: above all ids, so that the lowest id wins."""
 LOWEST = tl.constexpr(-(1 << 31) + (1 << 23))

@@ -1,5 +1,5 @@
 /* How threads divide work. A stage is work on items 0 .. count-1 that any thread does in any order; a thread goes on when
- * all of it is done. Nobody counts threads: one that wakes up late finds finished stages, and goes through them. */
+ * all of it is done. No thread is counted: one that wakes up late finds finished stages, and goes through them. */
 
 struct stage {
     long next, done;
@@ -9,7 +9,7 @@ struct stage {
 typedef void each(const void *what, long first, long end);
 typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
 
-/* Looks, some 40 ns each, before a thread sleeps: whom it waits for has lost its core to other work. */
+/* Looks, some 40 ns each, before a thread sleeps: the thread that it waits for has lost its core to other work. */
 #define SPINS 4000
 
 /* Takes a share of what is left at a time, so that threads end together; `least` items at least. */

@@ -32,7 +32,7 @@ LEVELS = {1: "avx2", 2: "avx512", 3: "avx512bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What computes a checkpoint's logits on this machine."""
+    """Description of the computation of a checkpoint's logits on this machine."""
 
     weights: str
     """The revision of the weights, by content."""

@@ -129,8 +129,8 @@ def _checkpoint(tried: Tried, layers: list[AttentionLayer], info: ModelInfo, pla
 
 
 def describe_checkpoint(name: str) -> ModelInfo:
-    """What `load_checkpoint` says of a model, without its weights; `dtype` is empty. Raises NotFound for a missing
-    model, FailedPrecondition for one that is no causal language model."""
+    """Describes the model as `load_checkpoint` does, without its weights; `dtype` is empty. Raises NotFound for a
+    missing model, FailedPrecondition for one that is no causal language model."""
     source, options, config = _configuration(name)
     model = _without_weights(source, config)
     with contextlib.suppress(OSError):  # many checkpoints have no file of it

@@ -1,4 +1,4 @@
-"""What a worker reports of a checkpoint: from its configuration and its files."""
+"""Description of a checkpoint that a worker reports, from its configuration and its files."""
 
 from __future__ import annotations
 

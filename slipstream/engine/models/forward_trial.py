@@ -35,7 +35,8 @@ from slipstream.errors import FailedPrecondition
 log = logging.getLogger(__name__)
 
 SEEDS = (20260, 20261)
-"""Of rehearsals. A pass is another function if it differs in both: a router's near-tie may fall either way in one."""
+"""Seeds of rehearsals. A pass is another function if it differs in both: a router's near-tie may fall either way in
+one."""
 TYPICAL, WORST = 1e-4, 3e-3
 """Float32 distances of the median row and of the worst row, below which two passes are one function. Another function
 is off by 0.01 to 1; real models of 30 layers by 1e-5, a row with large activations by 4e-4."""
@@ -43,8 +44,8 @@ TIMES = 3.0
 FLOORS = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}
 """A pass may lose TIMES as much as the library's, and this, five of the type's units."""
 SHARES = (0.5, 0.75)
-"""Of rows, from the best one: their quantiles are compared. The worst ones are a matter of chance: a model that the
-project was tried on loses 3 times its own spread at one token in the library's bf16, and not at others."""
+"""Shares of rows, from the best one, whose quantiles are compared. The worst ones are a matter of chance: a model that
+the project was tried on loses 3 times its own spread at one token in the library's bf16, and not at others."""
 LOOSE = 0.5
 """Distance of the median row below which two passes in one type pass for one function where there is no reference:
 of weights in a format that is not unpacked here."""

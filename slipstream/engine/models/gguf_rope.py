@@ -14,7 +14,7 @@ from slipstream.engine.models.gguf_file import OWN_FOLDER, GgufFile, refused
 
 FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0, 64.0)
 LENGTHS = (8192, 4096, 2048, 16384, 32768)
-"""What `llama3` scaling is tried with; 8 and 32 with 8192 are those of published models."""
+"""Original lengths in tokens that `llama3` scaling is tried with; 8 and 32 with 8192 are those of published models."""
 LOW, HIGH = 1.0, 4.0
 CLOSE = 1e-3
 """Relative difference of two divisors that are one: files hold them in float32."""

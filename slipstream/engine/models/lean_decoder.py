@@ -105,7 +105,7 @@ class DecoderLayer:
         return x + self._down(silu(gate).mul_(up))
 
     def parts(self) -> LayerParts | None:
-        """What kernels of ours compute it with; None if they cannot."""
+        """Parts that the compiled kernels compute the layer with; None if they cannot."""
         attention = self._attention
         qkv, out = attention._joined.packed, attention._out.packed
         gate_up, down = self._gate_up.packed, self._down.packed

@@ -35,7 +35,7 @@ class NotPlain(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LeanParts:
-    """What `slipstream.engine.models.lean_decoder.LeanDecoder` takes its weights from."""
+    """Parts that `slipstream.engine.models.lean_decoder.LeanDecoder` takes its weights from."""
 
     model: Any
     """With `model` and `lm_head`, named as in the library."""

@@ -24,7 +24,7 @@ from slipstream.engine.attention.packed import attention, current_plan
 MORE = 16
 """Numbers of a head that biases take, of which six are not zero: kernels read 16 at a time."""
 PARTS = 3
-"""Of a bias, in the type of the keys: three bfloat16 numbers have the digits of one float32."""
+"""Parts of a bias, in the type of the keys: three bfloat16 numbers have the digits of one float32."""
 UNIT = 64.0
 """The ones of queries and keys: float16 holds a 64th of the largest bias."""
 
@@ -43,16 +43,16 @@ class OlderAttention(nn.Module):
         self.register_buffer("slopes", self.slopes_of(config), persistent=False)
 
     def slopes_of(self, config: Any) -> torch.Tensor | None:
-        """What ALiBi adds to a head's scores for each position, fp32 [heads]; None without ALiBi."""
+        """Slopes that ALiBi adds to a head's scores for each position, fp32 [heads]; None without ALiBi."""
         return None
 
     def bias(self, positions: torch.Tensor) -> torch.Tensor:
-        """Of keys at these positions [T], fp32 [T, heads]."""
+        """Bias of keys at these positions [T], fp32 [T, heads]."""
         found: torch.Tensor = positions.unsqueeze(1) * self.slopes
         return found
 
     def planned(self, hidden_states: torch.Tensor, *given: Any, **more: Any) -> Any:
-        """What the library's layer returns, by the step's attention."""
+        """Computes the output of the library's layer, by the step's attention."""
         raise NotImplementedError
 
     def library(self, *given: Any, **more: Any) -> Any:
@@ -93,8 +93,8 @@ def with_bias(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tup
 
 
 def _split(fused: torch.Tensor, heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of fused states [1, T, heads * (queries + 2) * dim], where each KV head's queries stand before its key and its
-    value: query [1, H, T, dim], key and value [1, heads, T, dim]."""
+    """Splits fused states [1, T, heads * (queries + 2) * dim], where each KV head's queries stand before its key and
+    its value: query [1, H, T, dim], key and value [1, heads, T, dim]."""
     parts = fused.view(*fused.shape[:2], heads, -1, dim)
     query, key, value = parts[:, :, :, :-2].flatten(2, 3), parts[:, :, :, -2], parts[:, :, :, -1]
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -221,7 +221,7 @@ class Bert(OlderAttention):
 
 
 class Older(NamedTuple):
-    """How a family is served."""
+    """Configuration by which a family is served."""
 
     layer: str
     """Class of its attention layers."""

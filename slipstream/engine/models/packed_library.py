@@ -132,7 +132,7 @@ class Rotations(nn.Module):
         self._tables: dict[tuple[Any, ...], tuple[torch.Tensor, ...]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """What the library reads of its own module."""
+        """Returns the attribute of the library's own module."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -174,7 +174,7 @@ class _OurFunctions(TorchFunctionMode):
 
 
 class PackedLibrary(NamedTuple):
-    """What a model's passes take after `pack_library`."""
+    """Additions to a library's model that its passes take after `pack_library`."""
 
     rotations: list[Rotations]
     functions: AbstractContextManager[Any]

@@ -25,13 +25,13 @@ _SHAPE = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """How a parameter is multiplied by."""
+    """Use of a parameter in a product."""
 
     turned: bool
     """[in, out] or [experts, in, out], not [out, in]."""
     bias: torch.Tensor | None
     dtype: torch.dtype
-    """What it is read as: routers may compute in float32 whatever the model's type is."""
+    """Type that it is read as: routers may compute in float32 whatever the model's type is."""
 
     def equals(self, other: Use) -> bool:
         return (self.turned, self.dtype) == (other.turned, other.dtype) and self.bias is other.bias

@@ -42,7 +42,7 @@ def trial_question(info: ModelInfo, device: torch.device, *, lean: bool) -> str:
 
 
 def report_of(question: str) -> str:
-    """What the trial reported when it passed; empty if it did not, or was not run."""
+    """Returns the report of a trial that passed; empty if it failed, or was not run."""
     try:
         return user_cache.cache_file(KIND, question).read_text()
     except (OSError, ValueError):

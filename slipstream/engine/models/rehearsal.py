@@ -55,7 +55,7 @@ class Played:
     logits: torch.Tensor
     """fp32 [rows, V]."""
     states: list[torch.Tensor] = field(default_factory=list)
-    """What each layer gives, fp32 [rows, hidden]."""
+    """Output of each layer, fp32 [rows, hidden]."""
 
 
 class Rehearsal:

@@ -17,8 +17,8 @@ ROWS = 4096
 
 @torch.inference_mode()
 def rotation_tables(module: Any, like: torch.Tensor, length: int, *rest: Any, **more: Any) -> tuple[torch.Tensor, ...]:
-    """What the module gives for the positions below `length`, [length, dim] each, in the type and on the device of
-    `like`. Whatever type of scaling it computes, positions beyond are not asked for."""
+    """Computes the module's tables for the positions below `length`, [length, dim] each, in the type and on the device
+    of `like`. Whatever type of scaling it computes, positions beyond are not asked for."""
     parts, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
     try:

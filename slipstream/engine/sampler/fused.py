@@ -43,17 +43,18 @@ SETTINGS = np.dtype(
         ("frequency", np.float64),
     ]
 )
-"""Of a row, as `slipstream.engine.kernels.fused_sampling` reads them. `key` names its noise; `greedy` rows have neutral
-cuts and temperature; `mask`: its row of the masks, or -1; `place`: its session's among the `Adjusted`, or -1; `first`:
-the index in the drafts of its chain's first candidate; `depth`: candidates before the row; `floor`: log min_p."""
+"""Settings of a row, as `slipstream.engine.kernels.fused_sampling` reads them. `key` names its noise; `greedy` rows
+have neutral cuts and temperature; `mask`: its row of the masks, or -1; `place`: its session's among the `Adjusted`, or
+-1; `first`: the index in the drafts of its chain's first candidate; `depth`: candidates before the row; `floor`: log
+min_p."""
 MOST_TOKENS = 1 << 18
-"""Of a vocabulary: more weights would not fit into 63 bits."""
+"""Largest vocabulary, in tokens: more weights would not fit into 63 bits."""
 PADDING = -1
 BLOCK, GROUP, CHUNK, CAPACITY, WAYS = 4096, 128, 256, 8192, 64
 
 
 class Adjusted(NamedTuple):
-    """What penalties and bias need of S sessions, on the device."""
+    """Tensors that penalties and bias need of S sessions, on the device."""
 
     counts: Tensor
     """float32 [S, V] how often each token is in the output."""
@@ -68,7 +69,7 @@ class Adjusted(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """Of N requests, in one tensor: one copy takes all of it to the host."""
+    """Decisions for N requests, in one tensor: one copy takes all of it to the host."""
 
     packed: Tensor
     """int32 [N * (longest chain + 1) + 4 N]"""

@@ -1,6 +1,6 @@
 """One session of the drafting loop: the committed tokens of one text, and the tree proposed beyond them. Disposable.
 
-A remote drafter and a verifier that drafts itself keep the same one; they differ in who commits, and in what is sent.
+A remote drafter and a verifier that drafts itself keep the same one; they differ in what commits, and in what is sent.
 """
 
 from __future__ import annotations
@@ -167,8 +167,9 @@ class DraftSession:
         return self.tree.frontier(min(count, room), self._least_log_prob, self._max_depth)
 
     def deeper(self, starts: list[DraftNode], count: int, levels: int) -> DeeperLevels | None:
-        """What to propose below what is proposed below `starts`, `levels` levels in all, or as many as pay where
-        hidden states are read. Under the ratio rule nothing: a node must not be there because of what was drawn."""
+        """Returns the levels to propose below the nodes that are proposed below `starts`: `levels` in all, or as many
+        as pay where hidden states are read. None under the ratio rule: a node must not be there because of what was
+        drawn."""
         if self.sampling.drawn:
             return None
         levels = levels if self.hidden is None else self._max_depth

@@ -15,7 +15,7 @@ from slipstream.fair_shares import DeficitRoundRobin, TenantDemand
 from slipstream.proposers.drafting.session import DraftSession
 
 FORGET = 0.95
-"""What a step leaves of the weight of the steps before it."""
+"""Factor by which each step reduces the weight of the steps before it."""
 ALIKE = 1e-6
 """Share of their variation by which levels and tokens of steps must differ."""
 LEAST_READ = 16
@@ -25,7 +25,7 @@ PROMPTS = 4
 
 
 class Want(NamedTuple):
-    """What a session would have of a step by itself."""
+    """Demand of a session that has a step by itself."""
 
     session: DraftSession
     tokens: int
@@ -89,7 +89,8 @@ class DraftShares:
             return left - size
 
         def spend(tenant: str, units: float) -> float:
-            """What is taken last may be larger than what is left: the tenant owes it to the next step."""
+            """Takes units for the tenant. The last take may be larger than what is left: the tenant owes it to the next
+            step."""
             prompts = [each for each in queues[tenant] if each.is_prompt and each.tokens > given.get(each.session, 0)]
             left, kept = units, units / PROMPTS if prompts else 0.0
             for each in queues[tenant]:

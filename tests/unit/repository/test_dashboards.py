@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from deploy.grafana.__main__ import DASHBOARDS
-from slipstream.telemetry.__main__ import same_numbers, table
+from slipstream.telemetry.__main__ import deprecated, same_numbers, table
 from slipstream.telemetry.metrics import BUILD, DECLARED, DEPRECATED, MODEL_ROLES, ROLES
 from tests.prometheus import promtool
 
@@ -239,7 +239,15 @@ def test_a_page_says_where_and_its_runbook_names_panels_that_are_there() -> None
 
 @pytest.mark.parametrize("roles", [ROLES, MODEL_ROLES, *((role,) for role in ROLES)], ids=str)
 def test_the_document_has_every_metric_with_its_meaning(roles: Any) -> None:
-    assert table(roles) in DOCUMENT and same_numbers() in DOCUMENT, "run `python -m slipstream.telemetry`"
+    tables = (table(roles), same_numbers(), deprecated())
+    assert all(each in DOCUMENT for each in tables), "run `python -m slipstream.telemetry`"
+
+
+def test_no_query_names_a_deprecated_metric() -> None:
+    endings = ("_bucket", "_sum", "_count")
+    for where, expr in queries():
+        for name in NAME.findall(expr):
+            assert name not in DEPRECATED and not {name.removesuffix(each) for each in endings} & set(DEPRECATED), where
 
 
 def test_the_document_names_no_metric_that_is_not_there() -> None:

@@ -198,7 +198,7 @@ class EngineCore:
 
 
 def wait_for_end(workers: Sequence[Any]) -> str:
-    """Waits for the first of vLLM's worker handles whose process ends; says how."""
+    """Waits for the first of vLLM's worker handles whose process ends; returns how it ended."""
     ended = multiprocessing.connection.wait([worker.proc.sentinel for worker in workers])
     for worker in workers:
         if worker.proc.sentinel in ended:
@@ -207,7 +207,7 @@ def wait_for_end(workers: Sequence[Any]) -> str:
 
 
 def ends_of(workers: Sequence[Any]) -> str:
-    """How the first of these processes that is gone ended."""
+    """Describes the end of the first of these processes that is gone."""
     for worker in workers:
         if (code := worker.proc.exitcode) is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

@@ -21,7 +21,7 @@ SUPPORTED = "0.32"
 """The minor version of vLLM whose internals `tests/vllm/test_contract.py` checks."""
 BLOCK_SIZE = 32
 MAX_SEQUENCES = 256
-"""Sequences of one step, unless the arguments say otherwise: vLLM reserves memory for each."""
+"""Sequences of one step, unless the arguments set it: vLLM reserves memory for each."""
 FIXED = {
     "--model": "it is VERIFIER_MODEL",
     "--revision": "it stands after the @ of VERIFIER_MODEL",

@@ -129,7 +129,7 @@ class VLLMExecutor:
             return forbidden[name][1]
         if name in sampled.broken:
             self.kv.disown(request.segment.sequence)
-            return Internal("the target's numbers are broken for this session.", reason="BROKEN_NUMBERS")
+            return Internal("the target's logits are NaN or infinite for this session.", reason="BROKEN_NUMBERS")
         path = tuple(range(len(tokens) - 1))
         return AcceptanceResult(path, tokens[-1], dishonest=name in sampled.dishonest, logprobs=likely.get(name, ()))
 

@@ -1,4 +1,4 @@
-"""What travels between the verifier and vLLM's workers, beside vLLM's scheduler output and the tokens."""
+"""Messages between the verifier and vLLM's workers, beside vLLM's scheduler output and the tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EXTRA = "slipstream"
 
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
-    """What a worker knows of one session from its first step on."""
+    """Parameters of one session, which a worker keeps from its first step on."""
 
     sampling: SamplingParams
     prompt_length: int
-    """Tokens before the output; penalties tell the two apart."""
+    """Tokens before the output; penalties distinguish the two."""
     top_logprobs: int | None = None
 
     def pack(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class StepLogprobs(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """How passes run that read no prompt."""
+    """CUDA graphs of passes that read no prompt."""
 
     path: str
     """`full`: a CUDA graph for chains of any lengths; `padded`: for chains of one length; `piecewise`; or `eager`."""
@@ -106,10 +106,10 @@ class Graphs(NamedTuple):
 
 
 class SampledStep(NamedTuple):
-    """What a worker decided in a step."""
+    """Decisions of a worker in a step."""
 
     tokens: Mapping[str, list[int]]
-    """Of each request: the accepted candidates and the token behind them; none for a prefill that goes on."""
+    """Tokens of each request: the accepted candidates and the token behind them; none for a prefill that goes on."""
     broken: Sequence[str] = ()
     """Requests whose numbers are broken. Their tokens mean nothing."""
     dishonest: Sequence[str] = ()

@@ -1,5 +1,5 @@
 """One TCP connection from each follower of a group of nodes to the leader; each end learns within seconds that the
-other is gone. vLLM's own connections between nodes say nothing of it: a worker waits for the others for ever.
+other is gone. vLLM's own connections between nodes do not report it: a worker waits for the others for ever.
 
 Both ends must run the same model with the same options, so a follower sends its own before it starts, and what makes it
 fail before it ends. Nothing else travels here.
@@ -26,7 +26,7 @@ JOIN_S = 1800.0
 """Seconds for which nodes of a group wait for each other."""
 RETRY_S = 0.5
 HELLO_S = 10.0
-"""Seconds for which a leader waits for what a connection has to say, and a follower for the answer."""
+"""Seconds for which a leader waits for a connection's first message, and a follower for the answer."""
 KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 """A machine that is lost without a word is noticed after 4 s."""
 LONGEST = 1 << 16
@@ -128,7 +128,7 @@ class LeaderLink:
                 self._joined[rank] = connection
                 self._changed.notify_all()
         except (OSError, ValueError, TypeError, KeyError):
-            log.warning("something that is no node of this group connected")
+            log.warning("refused a connection that is from no node of this group")
             return None
         return int(rank)
 
@@ -172,7 +172,7 @@ class FollowerLink:
         _last_words(self._connection)
 
     def close(self, why: str = "") -> None:
-        """Ends the connection, after telling the leader why."""
+        """Ends the connection, after sending the leader the reason."""
         with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps({"failed": why}).encode() + b"\n")
         _hang_up(self._connection)
@@ -203,7 +203,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def _last_words(connection: socket.socket) -> str:
-    """Waits until the other end is gone; returns why it failed, if it said so."""
+    """Waits until the other end is gone; returns the failure that it sent, if any."""
     try:
         connection.settimeout(None)
         return str(json.loads(_line(connection))["failed"])

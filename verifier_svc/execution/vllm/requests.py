@@ -50,7 +50,7 @@ class Rewound(NamedTuple):
 
 @dataclass(slots=True)
 class KnownRequest:
-    """What the workers have of one sequence."""
+    """State of one sequence in the workers."""
 
     name: str
     prompt_length: int
@@ -147,7 +147,7 @@ class WorkerRequests:
             each.segment.sequence.ahead = each.segment.tokens
 
     def step_failed(self, step: Sequence[RequestStep]) -> None:
-        """Nobody knows what the workers have of the step; their KV below it is as it was."""
+        """The workers' state of the step is unknown; their KV below it is unchanged."""
         for each in step:
             self.forget(each.segment.sequence)
 

@@ -53,7 +53,7 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         super().__init__(vllm_config, device)
         self.step_sampler = StepSampler(self.vocab_size, device)
         self._logits: torch.Tensor | None = None
-        """Of the step that ran and is not sampled yet."""
+        """Logits of the step that ran and is not sampled yet."""
 
     def initialize_kv_cache(self, *args: Any, **options: Any) -> None:
         vllm_runner.ModelCudaGraphManager = self._graph_manager
@@ -74,7 +74,7 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
             speculation.num_speculative_tokens_per_batch_size = None
 
     def _uneven(self, config: Any) -> str:
-        """What keeps chains of several lengths from one graph; empty where nothing does."""
+        """Names the reason against one graph for chains of several lengths; empty where there is none."""
         if found := get_varlen_cudagraph_unsupported_backend(self.attn_groups, config, self.decode_query_len):
             return str(found[0])
         support, name = self.model_state.get_additional_cg_support()

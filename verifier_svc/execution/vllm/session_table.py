@@ -40,7 +40,7 @@ SLOTS = 64
 
 
 class Adjustments:
-    """What penalties and bias need of the sessions that have any, on the device. S places, V tokens."""
+    """Tensors that penalties and bias need of the sessions that have any, on the device. S places, V tokens."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self.counts = torch.zeros(0, vocabulary, device=device)

@@ -125,7 +125,7 @@ class StepSampler:
         return batch, decided
 
     def fetch(self, batch: Batch, decided: fused.Decided) -> SampledStep:
-        """What was decided, by one copy, and one more where log-probabilities are wanted. Waits for the device."""
+        """Fetches the decisions by one copy, and one more where log-probabilities are wanted. Waits for the device."""
         host = fused.Decided(decided.packed.cpu(), decided.size)
         tokens = host.tokens.numpy()
         emitted = map(list, map(islice, tokens.tolist(), host.counts[0].tolist()))
@@ -165,7 +165,7 @@ class StepSampler:
         return self._emit(batch, chosen, accepted, dishonest)
 
     def _process(self, batch: Batch, rows: npt.NDArray[np.void], masks: StepMasks | None) -> Tensor:
-        """What `logits_processor.process` makes of the rows."""
+        """Returns the rows as `logits_processor.process` changes them."""
         processed = batch.logits
         if masks is not None:
             processed = forbid(processed, batch.rows_of(masks.names, masks.requests, masks.depths), masks.bits)
@@ -204,7 +204,7 @@ class StepSampler:
     def _reject(
         self, batch: Batch, rows: npt.NDArray[np.void], processed: Tensor, chosen: Tensor, accepted: Tensor
     ) -> Tensor:
-        """Writes into `chosen` and `accepted` what the ratio rule decides, and returns who is dishonest [N]."""
+        """Writes into `chosen` and `accepted` what the ratio rule decides, and returns where q is dishonest [N]."""
         ratio = np.flatnonzero(rows["ratio"])
         at, sessions = batch.to_device(ratio), np.unique(batch.owners[ratio])
         likeliest, one_hot = chosen[at], batch.to_device(np.flatnonzero(rows["greedy"][ratio]))
@@ -247,7 +247,7 @@ class StepSampler:
     def _logprobs(
         self, batch: Batch, wanting: npt.NDArray[np.bool_], tops: Indices, tokens: npt.NDArray[np.int32]
     ) -> StepLogprobs:
-        """Of the decided tokens alone, which are fetched already."""
+        """Log-probabilities of the decided tokens alone, which are fetched already."""
         emitted = np.where(wanting[:, None], tokens, fused.PADDING)
         requests, depths = np.nonzero(emitted != fused.PADDING)
         logits = batch.logits[batch.to_device(batch.starts[requests] + depths)]

@@ -84,7 +84,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """vLLM tells its parent that a worker failed, not why."""
+        """vLLM reports to its parent that a worker failed, without the reason."""
         try:
             yield
         except Exception as error:

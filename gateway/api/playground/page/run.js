@@ -1,6 +1,6 @@
 // One run on the page: its tokens, coloured by their origin, and its figures.
 
-const KINDS = { bonus: "bonus token", recovered: "recovered token", plain: "plain decoding", unknown: "origin not told" };
+const KINDS = { bonus: "bonus token", recovered: "recovered token", plain: "plain decoding", unknown: "origin unknown" };
 const COLOURS = 4;
 
 /** Gives each drafter a colour, in the order of their first tokens. */
@@ -59,7 +59,7 @@ export class Run {
       this.append(choice.text ?? choice.delta?.content ?? "", rounds);
       if (choice.arithmetics) this.mark(choice.arithmetics);
     }
-    // After a lost connection the rounds of what was missed are not told; the sum at the end counts all tokens.
+    // After a lost connection the rounds of missed tokens are not sent; the sum at the end counts all tokens.
     this.tokens = chunk.usage?.completion_tokens ?? this.tokens;
     this.render();
   }

@@ -10,7 +10,7 @@ export class Refused extends Error {}
 class Lost extends Error {}
 
 /** Yields chunks until [DONE]. A stream that breaks is resumed behind the last event, on this or another gateway of the
- *  same store. `onState` is told "streaming" and "reconnecting". */
+ *  same store. `onState` is called with "streaming" and "reconnecting". */
 export async function* chunks(path, body, key, signal, onState) {
   let lastId = "";
   let delay = RETRY_FIRST_MS;

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.routing.experiment import MAX_ARMS, MAX_SHADOWS, Arm, Experiment, parse
 from gateway.routing.rules import Rule
-from gateway.telemetry.trial import DEPTHS, KEPT, Trial
+from gateway.telemetry.experiment_samples import DEPTHS, KEPT, ExperimentSamples
 from measurement.experiments.comparison import merge
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
@@ -120,7 +120,7 @@ def finished(tokens: int, reason: Any = verifier_pb2.FINISH_REASON_STOP) -> gate
 
 
 def test_what_a_session_brought_is_counted() -> None:
-    trial = Trial(experiment())
+    trial = ExperimentSamples(experiment())
     sample_of = trial.sample("seen", "s")
     score = verifier_pb2.ShadowScore
     sample_of.round_shown(verifier_pb2.Round(drafted=4, accepted=2, cost_us=1000))
@@ -144,7 +144,7 @@ def test_what_a_session_brought_is_counted() -> None:
 
 @pytest.mark.parametrize("reason", [verifier_pb2.FINISH_REASON_CANCELLED, verifier_pb2.FINISH_REASON_ERROR])
 def test_a_session_that_did_not_finish_by_itself_is_counted_and_not_measured(reason: Any) -> None:
-    trial = Trial(experiment())
+    trial = ExperimentSamples(experiment())
     trial.sample("old", "s").session_finished(finished(7, reason), 1.0)
     old = trial.results().arms[0]
     assert (old.begun, old.finished, len(old.samples)) == (1, 0, 0)
@@ -152,7 +152,7 @@ def test_a_session_that_did_not_finish_by_itself_is_counted_and_not_measured(rea
 
 def measured(names: list[str]) -> gateway_pb2.GetExperimentResponse:
     """A gateway that all these sessions ran on."""
-    trial = Trial(experiment("all: 1"))
+    trial = ExperimentSamples(experiment("all: 1"))
     for name in names:
         trial.sample("all", name).session_finished(finished(len(name)), 1.0)
     return trial.results()
@@ -160,7 +160,7 @@ def measured(names: list[str]) -> gateway_pb2.GetExperimentResponse:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.telemetry.trial.KEPT", 5)
+    monkeypatch.setattr("gateway.telemetry.experiment_samples.KEPT", 5)
 
 
 @pytest.mark.usefixtures("few")
@@ -171,7 +171,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gateways_samples_merge_into_what_one_gateway_would_have_kept(owners: list[int]) -> None:
     names = [f"s{number}" for number in range(len(owners))]
     parts = [measured([n for n, owner in zip(names, owners, strict=True) if owner == each]) for each in range(3)]
-    whole = sorted(Trial(experiment("all: 1")).experiment.priority(name) for name in names)
+    whole = sorted(ExperimentSamples(experiment("all: 1")).experiment.priority(name) for name in names)
     for order in (parts, parts[::-1], [merge(parts[:2]), parts[2]]):
         (arm,) = merge(order).arms
         kept = [sample.priority for sample in arm.samples]
@@ -183,7 +183,7 @@ def test_gateways_samples_merge_into_what_one_gateway_would_have_kept(owners: li
 
 
 def test_samples_of_different_experiments_are_not_merged() -> None:
-    other = Trial(experiment("all: 2")).results()
+    other = ExperimentSamples(experiment("all: 2")).results()
     with pytest.raises(FailedPrecondition) as refusal:
         merge([measured(["a"]), other])
     assert refusal.value.reason == "EXPERIMENTS_DIFFER"

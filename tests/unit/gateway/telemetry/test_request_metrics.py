@@ -118,7 +118,7 @@ def test_one_token_has_no_time_per_token_after_it() -> None:
 
 def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
     metrics = RequestMetrics()
-    for outcome in ("left", "cancelled", "unavailable", "failed", "fenced"):
+    for outcome in ("disconnected", "cancelled", "unavailable", "failed", "fenced"):
         session(metrics, outcome)
     series = metrics.series["m", ""]
     assert (series.good, sum(series.outcomes.values())) == (0, 5)

@@ -85,7 +85,7 @@ async def test_a_job_whose_client_left_is_not_done(work: TenantWork, tmp_path: P
     assert not work.waiting[WAITING]
     assert (await doing(work.run(ALICE, ECHO, b"more"))).body == b"set up, more"
     await until(lambda: not work._serving)
-    assert work.failures == {(WAITING, "left"): 1}
+    assert work.failures == {(WAITING, "disconnected"): 1}
 
 
 @pytest.mark.parametrize(

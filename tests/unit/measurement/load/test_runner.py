@@ -1,4 +1,4 @@
-"""Runs on a virtual clock: every time is exact, so due, sent and heard times have no noise."""
+"""Runs on a virtual clock: every time is exact, so due, sent and arrived times have no noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.virtual import run as on_virtual_clock
 from measurement.load.latencies import LatencyObjectives, figures, percentile
 from measurement.load.runner import (
     Answered,
-    Heard,
+    Arrived,
     RequestOutcome,
     Run,
     closed_loop,
@@ -31,14 +31,14 @@ class Server:
         self.turn = asyncio.Lock()
         self.asked_s: list[float] = []
 
-    async def __call__(self, index: int, heard: Heard) -> Answered:
+    async def __call__(self, index: int, arrived: Arrived) -> Answered:
         self.asked_s.append(asyncio.get_running_loop().time())
         async with self.turn:
             await asyncio.sleep(self.first_s + (self.stall_s if index == self.stall_at else 0.0))
-            heard()
+            arrived()
             for _ in range(self.tokens - 1):
                 await asyncio.sleep(self.next_s)
-                heard()
+                arrived()
         return Answered(self.tokens, rounds=self.tokens)
 
 
@@ -71,11 +71,11 @@ def test_a_closed_loop_keeps_its_number_of_requests_under_way() -> None:
     under_way = [0]
     most = [0]
 
-    async def send(index: int, heard: Heard) -> Answered:
+    async def send(index: int, arrived: Arrived) -> Answered:
         under_way[0] += 1
         most[0] = max(most[0], under_way[0])
         await asyncio.sleep(1.0 + index % 3)
-        heard()
+        arrived()
         under_way[0] -= 1
         return Answered(1)
 
@@ -91,10 +91,10 @@ def test_lateness_of_the_client_itself_counts_and_is_reported() -> None:
     async def main() -> Run:
         loop = asyncio.get_running_loop()
 
-        async def send(index: int, heard: Heard) -> Answered:
+        async def send(index: int, arrived: Arrived) -> Answered:
             if index == 0:
                 loop.now += 10.0  # type: ignore[attr-defined]  # the thread is busy; nothing else can run
-            heard()
+            arrived()
             return Answered(1)
 
         return await open_loop(send, 4, constant(1.0))
@@ -156,12 +156,12 @@ def test_goodput_counts_the_requests_that_meet_every_objective() -> None:
 
 
 def test_a_request_that_fails_is_counted_and_its_times_are_not() -> None:
-    async def send(index: int, heard: Heard) -> Answered:
-        heard()
+    async def send(index: int, arrived: Arrived) -> Answered:
+        arrived()
         await asyncio.sleep(1.0)
         if index == 1:
             raise Unavailable("gone")
-        heard()
+        arrived()
         return Answered(2, rounds=2, rounds_with_drafts=1, drafted=4, accepted=1)
 
     found = figures(on_virtual_clock(closed_loop(send, 4, 4)))

@@ -146,7 +146,7 @@ async def test_who_was_to_be_reached_must_prove_its_role(folders: dict[str, Path
     """A drafter's own certificate is good, and lets it pose as nobody else."""
     async with serving(held(folders[DRAFTER])) as address:
         error = await refused(address, dialer(VERIFIER, held(folders[GATEWAY])))
-        assert "does not name who was to be reached" in error.message
+        assert "does not name the host" in error.message
 
 
 @pytest.mark.parametrize("kind", ["forged", "expired"])
@@ -158,7 +158,7 @@ async def test_a_server_whose_certificate_is_worth_nothing_is_not_believed(folde
 
 async def test_a_caller_that_wants_tls_never_falls_back_to_plaintext(folders: dict[str, Path]) -> None:
     async with serving(None) as address:
-        assert "speaks plaintext" in (await refused(address, dialer(VERIFIER, held(folders[GATEWAY])))).message
+        assert "answers in plaintext" in (await refused(address, dialer(VERIFIER, held(folders[GATEWAY])))).message
 
 
 async def test_both_sides_take_new_certificates_of_a_new_authority_without_a_restart(

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
+from prometheus_client import generate_latest
 from structlog.contextvars import bound_contextvars
 
 from slipstream.errors import InvalidArgument, Unavailable
@@ -45,7 +46,9 @@ HOSTILE = ['"', "\\", "\n", 'a"} 1\nvllm:x{y="', "\x00", "\u2028", '{le="+Inf"}'
 
 def sources(**instead: Source) -> dict[metrics.Metric, Source]:
     """Of a drafter that has done nothing."""
-    of_role = [metric for metric in metrics.DECLARED if "drafter" in metric.roles]
+    of_role = [
+        metric for metric in metrics.DECLARED if "drafter" in metric.roles and metric.name not in metrics.DEPRECATED
+    ]
     empty: dict[metrics.Metric, Source] = {
         metric: metric.histogram() if metric.kind == "histogram" else (dict if metric.labels else float)
         for metric in of_role
@@ -78,6 +81,38 @@ def test_a_role_tells_neither_less_nor_more_than_is_declared() -> None:
         )
     with pytest.raises(ValueError, match="slipstream_rounds_total"):
         MetricsCollector("drafter", complete | {metrics.ROUNDS: float})
+
+
+def test_a_deprecated_metric_has_the_numbers_of_the_present_one() -> None:
+    meter = MetricsCollector("drafter", sources(slipstream_drafter_sent_candidates_total=lambda: 7))
+    meter.read()
+    page = generate_latest(meter.registry).decode()
+    assert "slipstream_drafter_sent_candidates_total 7.0" in page
+    assert "# TYPE slipstream_drafter_told_tokens_total counter" in page
+    assert "slipstream_drafter_told_tokens_total 7.0" in page
+
+
+def test_a_deprecated_histogram_has_the_buckets_and_labels_of_the_present_one() -> None:
+    seconds = metrics.TEXT_JOB_SECONDS.histogram()
+    old = next(metric for metric in metrics.DECLARED if metric.name == "slipstream_work_seconds")
+    declared = [
+        metric for metric in metrics.DECLARED if "gateway" in metric.roles and metric.name not in metrics.DEPRECATED
+    ]
+    made: dict[metrics.Metric, Source] = {
+        metric: metric.histogram() if metric.kind == "histogram" else (dict if metric.labels else float)
+        for metric in declared
+    }
+    meter = MetricsCollector("gateway", made | {metrics.TEXT_JOB_SECONDS: seconds})
+    seconds.labels("encode").observe(0.2)
+    scraped = {family.name: family for family in meter.registry.collect()}
+    present, deprecated = (
+        {
+            (sample.name.removeprefix(name), *sorted(sample.labels.items())): sample.value
+            for sample in scraped[name].samples
+        }
+        for name in (metrics.TEXT_JOB_SECONDS.name, old.name)
+    )
+    assert deprecated == present and len(present) > len(old.buckets)
 
 
 async def test_a_scrape_tells_what_is_true_then_in_both_formats() -> None:

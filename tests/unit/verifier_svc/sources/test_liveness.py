@@ -163,7 +163,7 @@ def test_a_link_that_could_not_come_up_while_this_process_stood_still_is_not_yet
     async def main() -> None:
         drafter, told = attached_to_nobody()
         vigil = asyncio.create_task(
-            drafter._liveness.run(drafter._report_unreached, drafter._owed_since, drafter._give_up_silent)
+            drafter._liveness.run(drafter._report_unreached, drafter._owed_since, drafter._detach_silent)
         )
         await asyncio.sleep(0.5)
         stand_still(10 * PATIENCE_S)

@@ -38,7 +38,7 @@ class ArmSamples:
             heapq.heappushpop(self.samples, entry)
 
 
-class Trial:
+class ExperimentSamples:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self._kept = {arm.name: ArmSamples() for arm in experiment.arms}
