@@ -1,19 +1,38 @@
-"""A few verifiers with their drafters and a gateway, simulated step by step."""
+"""A few verifiers with their drafters and a gateway, on virtual time: the workers' own code, step by step."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
-from capacity.drafting import Agenda, DraftSettings, SimulatedDrafter, SimulatedSession
-from capacity.guessing import SimulatedTree
-from capacity.verifying import SimulatedVerifier, Verifying
+from capacity.clock import LoneLoop, VirtualThread
+from capacity.emulation import DrawingExecutor, GuessingProposer, IdealDrafts, model_of
+from capacity.settings import DraftSettings, Verifying
+from capacity.workers import Drafter, VerifierParts, connect, curve_of, start_drafter, start_verifier
+from slipstream.errors import FailedPrecondition
+from slipstream.proposers.base import OpenedProposer
+from slipstream.proposers.drafting.step import DraftStepLimits
+from slipstream.proposers.registry import IN_VERIFIER, find_method
+from slipstream.v1 import types_pb2, verifier_pb2
+from verifier_svc.scheduling.planner import StepLimits
+from verifier_svc.service import GatewayStream, VerifierService
+from verifier_svc.sources.local import LocalSource
+from verifier_svc.sources.source import SourceContext
 
 Request = tuple[float, int, int]
 """(seconds since the one before, prompt tokens, output tokens)"""
+DRAFT_MODEL = "model"
+"""The drafting method of every drafter."""
+AHEAD = 16
+"""Candidates that an ideal engine keeps for each that a step may take: it sends none over a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +45,31 @@ class Cell:
     client_s: float = 0.0
     """One way from the client to the verifier, on average: no two messages take equally long, or requests that are sent
     together would share their first step."""
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedSession:
+    """As its client sees it. Seconds of the cell's time."""
+
+    arrived: float
+    prompt: int
+    output: int
+    drafter: int | None = None
+    tokens: int = 0
+    """Output so far."""
+    rounds: int = 0
+    first: float = math.nan
+    """When the first token came."""
+    ended: float = math.nan
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first - self.arrived
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds of each token after the first one; NaN where there is one only."""
+        return (self.ended - self.first) / (self.output - 1) if self.output > 1 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +116,44 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 class Simulation:
-    """Sessions go to the least loaded verifier and the least loaded drafter, as in `gateway.routing.router`."""
+    """A cell that runs until the block ends. As in `gateway.routing.router`, sessions go to the least loaded verifier
+    and the least loaded drafter; those beyond a verifier's bound wait."""
 
     def __init__(self, cell: Cell, seed: int = 0) -> None:
         self._cell = cell
-        self.agenda = Agenda()
-        draws = random.Random(seed)
         self._ways = random.Random(f"{seed} ways")
-        self.verifiers = [
-            SimulatedVerifier(self.agenda, cell.verifying, draws, self._ended) for _ in range(cell.verifiers)
-        ]
-        count = cell.drafters if cell.drafting is not None else 0
-        most = cell.verifying.max_draft_tokens
-        self.drafters = [
-            SimulatedDrafter(self.agenda, cell.drafting, most) for _ in range(count) if cell.drafting is not None
-        ]
-        self._placed = dict.fromkeys(self.verifiers, 0)
-        self._paired = dict.fromkeys(self.drafters, 0)
+        self._draws = random.Random(seed)
         self._inside: dict[SimulatedSession, None] = {}
         self._done: list[SimulatedSession] = []
-        self._next: Iterator[tuple[int, int]] | None = None
+        self._arrivals: Iterator[Request] = iter(())
+        self._more = False
+        """Whether more requests come."""
+        self._next: Iterator[tuple[int, int]] = iter(())
+        self._wanted: int | None = None
         self._area = self._since = 0.0
         self._committed = 0
         """Tokens of the sessions that have ended."""
+        self._failed: FailedPrecondition | None = None
+
+    def __enter__(self) -> Self:
+        self._runner = asyncio.Runner(loop_factory=LoneLoop)
+        self._loop: Any = self._runner.get_loop()
+        self._runner.run(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.close()
+
+    @property
+    def now(self) -> float:
+        seconds: float = self._loop.now
+        return seconds
 
     def open_arrivals(self, requests: Iterable[Request]) -> None:
         """Requests come when they come."""
-        self._arrivals = iter(requests)
+        self._arrivals, self._more = iter(requests), True
         self._come()
 
     def open_closed_loop(self, sizes: Iterable[tuple[int, int]], at_once: int) -> None:
@@ -107,16 +162,18 @@ class Simulation:
         for _, size in zip(range(at_once), self._next, strict=False):
             self._admit(*size)
 
-    def observe(self, until: float, sessions: int | None = None) -> Outcome:
-        """Runs until that time, or until so many sessions have ended, and reports what happened since the call."""
-        agenda, start = self.agenda, self.agenda.now
-        self._done = []
+    def observe(self, until: float = math.inf, sessions: int | None = None) -> Outcome:
+        """Runs until that time, until so many sessions have ended, or until none is left and none comes, and reports
+        what happened since the call. Raises FailedPrecondition for a session that a verifier cannot serve."""
+        start, before = self.now, self._totals()
+        self._done, self._wanted = [], sessions
         self._tally()
         self._area = 0.0
-        before = self._totals()
-        agenda.run(until, lambda: sessions is not None and len(self._done) >= sessions)
+        self._runner.run(self._until(until))
+        if self._failed is not None:
+            raise self._failed
         self._tally()
-        seconds = max(agenda.now - start, 1e-9)
+        seconds = max(self.now - start, 1e-9)
         tokens, steps, computed, verifiers, drafters, needed = (
             after - earlier for after, earlier in zip(self._totals(), before, strict=True)
         )
@@ -127,55 +184,203 @@ class Simulation:
             int(steps),
             int(computed),
             self._area / seconds,
-            verifiers / seconds / len(self.verifiers),
-            drafters / seconds / max(1, len(self.drafters)),
-            needed / seconds / max(1, len(self.drafters)),
+            verifiers / seconds / len(self._verifiers),
+            drafters / seconds / max(1, len(self._drafters)),
+            needed / seconds / max(1, len(self._drafters)),
         )
+
+    async def _start(self) -> None:
+        cell = self._cell
+        self._enough = asyncio.Event()
+        self._drafters = [_drafter(cell) for _ in range(cell.drafters)] if cell.drafting is not None else []
+        self._paired = [0] * len(self._drafters)
+        self._verifiers = [_VirtualVerifier(self, cell.verifying, self._draws) for _ in range(cell.verifiers)]
+        for verifier in self._verifiers:
+            for number, drafter in enumerate(self._drafters):
+                delay_s = 0.0 if cell.drafting is None else cell.drafting.delay_s
+                connect(verifier.worker.sources, drafter, f"drafter:{number}", delay_s)
+
+    async def _until(self, until: float) -> None:
+        self._enough.clear()
+        self._look()
+        try:
+            async with asyncio.timeout_at(until if until < math.inf else None):
+                await self._enough.wait()
+        except TimeoutError:
+            return
+
+    def _look(self) -> None:
+        enough = self._wanted is not None and len(self._done) >= self._wanted
+        if enough or self._failed or not (self._more or self._inside):
+            self._enough.set()
 
     def _come(self, *size: int) -> None:
         if size:
             self._admit(*size)
         request = next(self._arrivals, None)
+        self._more = request is not None
         if request is not None:
             after, prompt, output = request
-            self.agenda.at(self.agenda.now + after, lambda: self._come(prompt, output))
+            self._loop.call_later(after, self._come, prompt, output)
 
     def _admit(self, prompt: int, output: int) -> None:
         """The gateway's part."""
         self._tally()
-        session = SimulatedSession(self.agenda.now, prompt, output, SimulatedTree(self._cell.verifying.acceptance))
+        session = SimulatedSession(self.now, prompt, output)
         self._inside[session] = None
-        if self.drafters:
-            session.drafter = min(self.drafters, key=lambda drafter: self._paired[drafter])
+        if self._drafters:
+            session.drafter = min(range(len(self._drafters)), key=self._paired.__getitem__)
             self._paired[session.drafter] += 1
-        verifier = min(self.verifiers, key=lambda verifier: (bool(verifier.waiting), self._placed[verifier]))
-        self._placed[verifier] += 1
-        self.agenda.at(self.agenda.now + way_s(self._cell.client_s, self._ways), lambda: verifier.add(session))
+        verifier = min(self._verifiers, key=lambda verifier: (verifier.full, verifier.placed))
+        verifier.placed += 1
+        self._loop.call_later(way_s(self._cell.client_s, self._ways), verifier.add, session)
 
-    def _ended(self, verifier: SimulatedVerifier, session: SimulatedSession) -> None:
+    def ended(self, session: SimulatedSession) -> None:
+        """Called by its verifier."""
         self._tally()
         del self._inside[session]
         self._committed += session.tokens
         session.first += self._cell.client_s
-        session.ended += self._cell.client_s
+        session.ended = self.now + self._cell.client_s
         self._done.append(session)
-        self._placed[verifier] -= 1
         if session.drafter is not None:
             self._paired[session.drafter] -= 1
-        if self._next is not None and (size := next(self._next, None)) is not None:
+        if (size := next(self._next, None)) is not None:
             self._admit(*size)
+        self._look()
+
+    def refused(self, failure: types_pb2.Failure) -> None:
+        """A verifier cannot serve a session."""
+        self._failed = FailedPrecondition(f"a verifier cannot serve this traffic: {failure.message}")
+        self._look()
 
     def _tally(self) -> None:
-        self._area += len(self._inside) * (self.agenda.now - self._since)
-        self._since = self.agenda.now
+        self._area += len(self._inside) * (self.now - self._since)
+        self._since = self.now
 
     def _totals(self) -> tuple[float, ...]:
         """Since the start: tokens, steps and computed tokens, how long both roles were busy, and drafters needed."""
         return (
             self._committed + sum(session.tokens for session in self._inside),
-            sum(verifier.steps for verifier in self.verifiers),
-            sum(verifier.computed for verifier in self.verifiers),
-            sum(verifier.busy_s for verifier in self.verifiers),
-            sum(drafter.busy_s for drafter in self.drafters),
-            sum(drafter.needed_s for drafter in self.drafters),
+            sum(verifier.worker.scheduler.steps for verifier in self._verifiers),
+            sum(verifier.executor.computed for verifier in self._verifiers),
+            sum(verifier.executor.busy_s for verifier in self._verifiers),
+            sum(drafter.stats.busy_s for drafter in self._drafters),
+            sum(drafter.stats.needed_s for drafter in self._drafters),
         )
+
+
+class _VirtualVerifier:
+    """One verifier of a cell, and its gateway's stream."""
+
+    def __init__(self, simulation: Simulation, settings: Verifying, draws: random.Random) -> None:
+        self.placed = 0
+        """Sessions that are there, wait, or are on their way."""
+        self._simulation, self._settings = simulation, settings
+        self._waiting: deque[SimulatedSession] = deque()
+        self._open = self._count = 0
+        thread = VirtualThread()
+        ideal = None if settings.draft is None else IdealDrafts(settings, settings.draft)
+        self.executor = DrawingExecutor(settings, thread.sleep, draws, ideal)
+        limits = StepLimits(
+            settings.step_tokens, settings.prefill_tokens, settings.max_wait_s, prompt_step_s=settings.prompt_step_s
+        )
+        self.worker = start_verifier(self.executor, curve_of(settings.cost), thread, VerifierParts(limits))
+        if ideal is not None:
+            self.worker.sources.add_local(_BesideTarget(settings, ideal, self.worker.sources.context))
+        self._stream = _Stream(self.worker.service, self)
+
+    @property
+    def full(self) -> bool:
+        return bool(self._waiting or self.worker.scheduler.kv_admission.refused)
+
+    def add(self, session: SimulatedSession) -> None:
+        self._waiting.append(session)
+        self._enter()
+
+    def ended(self, session: SimulatedSession) -> None:
+        self.placed -= 1
+        self._open -= 1
+        self._simulation.ended(session)
+        self._enter()
+
+    def refused(self, failure: types_pb2.Failure) -> None:
+        self._simulation.refused(failure)
+
+    def _enter(self) -> None:
+        while self._waiting and self._open < self._settings.sessions:
+            session = self._waiting.popleft()
+            self._open += 1
+            self._count += 1
+            self._stream.open(self._count, session, self._sources(session))
+
+    def _sources(self, session: SimulatedSession) -> list[str]:
+        if self._settings.draft is not None:
+            return [IN_VERIFIER + DRAFT_MODEL]
+        return [] if session.drafter is None else [f"drafter:{session.drafter}"]
+
+
+class _Stream(GatewayStream):
+    """What is sent on it arrives at once."""
+
+    def __init__(self, service: VerifierService, verifier: _VirtualVerifier) -> None:
+        super().__init__(service)
+        self._verifier = verifier
+        self._clients: dict[int, SimulatedSession] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def open(self, number: int, session: SimulatedSession, sources: list[str]) -> None:
+        self._clients[number] = session
+        most = self._verifier._settings.max_draft_tokens
+        request = verifier_pb2.DecodeOpen(
+            key=types_pb2.SessionKey(id=f"{number}", epoch=1),
+            prefix=types_pb2.Prefix(token_ids=bytes(session.prompt), prompt_length=session.prompt),
+            sampling=types_pb2.SamplingOptions(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
+            max_length=session.prompt + session.output,
+            policy=verifier_pb2.DecodePolicy(max_draft_tokens=most if sources else 0),
+            drafters=[verifier_pb2.DrafterAddress(address=each, name=DRAFT_MODEL) for each in sources],
+            cache_salt=f"{number}",  # no two prompts are alike
+        )
+        command = verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)
+        self.receive(verifier_pb2.DecodeRequest(commands=[command]))
+
+    def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
+        if isinstance(reply, verifier_pb2.Round):
+            session = self._clients[reply.session]
+            if not session.tokens:
+                session.first = self._loop.time()
+            session.tokens += len(reply.token_ids)
+            session.rounds += 1
+
+    def _put(self, reply: Any) -> None:
+        """The end of a session. The service is not called from within itself."""
+        session = self._clients.pop(reply.session)
+        if reply.HasField("failure"):
+            self._loop.call_soon(self._verifier.refused, reply.failure)
+        else:
+            self._loop.call_soon(self._verifier.ended, session)
+
+
+class _BesideTarget(LocalSource):
+    """Drafts right before a step is planned, for as long as is ideal; the executor counts what that takes."""
+
+    def __init__(self, settings: Verifying, ideal: IdealDrafts, context: SourceContext) -> None:
+        assert settings.draft is not None
+        drafting = DraftSettings(settings.draft)
+        proposer = GuessingProposer(settings.acceptance, drafting, lambda seconds: None)
+        opened = OpenedProposer(model_of(settings.acceptance), proposer)
+        super().__init__(find_method(DRAFT_MODEL), opened, context, None, None, settings.expand)
+        self._ahead = AHEAD
+        self._ideal = ideal
+
+    def collect(self) -> None:
+        self._drafting.step_each(self._ideal.passes(len(self._drafting)))
+
+
+def _drafter(cell: Cell) -> Drafter:
+    settings, acceptance = cell.drafting, cell.verifying.acceptance
+    assert settings is not None
+    thread = VirtualThread()
+    proposer = GuessingProposer(acceptance, settings, thread.sleep)
+    limits = DraftStepLimits(settings.step_tokens, settings.expand)
+    return start_drafter(proposer, model_of(acceptance), limits, settings.max_nodes, thread)

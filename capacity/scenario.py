@@ -18,9 +18,7 @@ import numpy.typing as npt
 
 from capacity.cell import Request
 from capacity.cost import Cost, read_cost
-from capacity.drafting import DraftSettings
-from capacity.guessing import Acceptance
-from capacity.verifying import Verifying
+from capacity.settings import Acceptance, DraftSettings, Verifying
 from measurement.experiments.comparison import Prices
 from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from capacity.cell import Cell, Outcome, Simulation
 from capacity.scenario import Scenario
@@ -52,7 +56,7 @@ def modes(scenario: Scenario) -> list[Mode]:
 PRECISION = 0.01
 STEP_BACK = 0.93
 TRIES = 5
-WARM, COUNTED, LEAST = 60, 600, 200
+WARM, COUNTED, LEAST = 30, 180, 60
 """Requests that are simulated: to each verifier before latencies are taken; to a cell, and to each verifier, while they
 are."""
 OVERLOAD = "verifier"
@@ -112,10 +116,10 @@ def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
 
 def simulate(mode: Mode, scenario: Scenario, rate: float, seed: int = 0) -> Outcome:
     """A cell with `rate` requests a second to each verifier, step by step."""
-    simulation = Simulation(mode.cell, seed)
-    simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
-    simulation.observe(WARM / rate)
-    return simulation.observe(simulation.agenda.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
+    with Simulation(mode.cell, seed) as simulation:
+        simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
+        simulation.observe(WARM / rate)
+        return simulation.observe(simulation.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
 
 
 def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
@@ -142,12 +146,26 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
 
 
 def compare(
-    scenario: Scenario, *, exact: bool = True, begun: Callable[[int, int, str], None] = lambda *_: None
+    scenario: Scenario,
+    *,
+    exact: bool = True,
+    processes: int = 1,
+    planned: Callable[[int, int, str], None] = lambda *_: None,
 ) -> list[FleetPlan]:
-    """A plan for every mode, the cheapest first. `begun` is called with the number of each, from 1, how many there are,
-    and its name."""
-    all_modes, plans = modes(scenario), list[FleetPlan]()
-    for number, mode in enumerate(all_modes, 1):
-        begun(number, len(all_modes), mode.name)
-        plans.append(plan(mode, scenario, exact=exact))
+    """A plan for every mode, the cheapest first, made in so many processes at once. `planned` is called when one is
+    ready, with how many are, how many there will be, and its name."""
+    all_modes = modes(scenario)
+    make = partial(plan, scenario=scenario, exact=exact)
+    plans: list[FleetPlan] = []
+    with ExitStack() as stack:
+        made: Iterable[FleetPlan] = map(make, all_modes)
+        if processes > 1:
+            # Neither threads nor channels of this process are there in the others.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            pool = stack.enter_context(ProcessPoolExecutor(min(processes, len(all_modes)), context))
+            made = (each.result() for each in as_completed([pool.submit(make, mode) for mode in all_modes]))
+        for each in made:
+            plans.append(each)
+            planned(len(plans), len(all_modes), each.mode.name)
     return sorted(plans, key=lambda each: each.price_per_hour)
