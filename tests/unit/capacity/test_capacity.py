@@ -222,7 +222,7 @@ def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyP
     assert both.tokens_per_s == pytest.approx(2.0 * one.tokens_per_s, rel=0.1)
     assert both.tpot_s(0.5) == pytest.approx(one.tpot_s(0.5), rel=0.1)
     assert state.tpot_s(0.5) == pytest.approx(one.tpot_s(0.5), rel=0.1)
-    assert state.inside == pytest.approx(one.inside / cell.verifiers, rel=0.15)
+    assert state.inside == pytest.approx(one.inside / cell.verifiers, rel=0.25)  # of few sessions
 
 
 @pytest.mark.parametrize(
