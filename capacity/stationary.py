@@ -210,7 +210,11 @@ class Cells:
         return np.interp(sessions, self._grid, seconds)
 
     def _piece(self, sessions: int) -> int:
-        return self._room.beside(self._decoding(sessions), sessions, self.cell.verifying.prompt_step_s)
+        verifying = self.cell.verifying
+        # Candidates leave prompts their part of a step (`verifier_svc.scheduling.planner`), though steps without prompts
+        # may be full of them.
+        reserved = min(self._room.beside(sessions, sessions, verifying.prompt_step_s), verifying.step_tokens // 2)
+        return max(reserved, self._room.beside(self._decoding(sessions), sessions, verifying.prompt_step_s))
 
     def _decoding(self, sessions: int) -> int:
         """Tokens of a step without prompts."""

@@ -204,6 +204,13 @@ def test_too_much_traffic_is_said_to_be_too_much() -> None:
     assert not cells.at(1.01).stable
 
 
+def test_steps_that_are_full_of_candidates_have_room_for_prompts() -> None:
+    """Else a verifier whose idle steps are full would count as overloaded at any traffic."""
+    cell = Cell(replace(PLAIN, draft=LinearCost(0.001), sessions=64))
+    rates = Rates([1, 64], [100.0, 3000.0], [0.02, 0.1], [8.0, 512.0], [2.0, 2.0], [0.0, 0.0])
+    assert Cells(cell, SHORT, measured=rates).at(10.0).stable
+
+
 @pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1)])
 def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells at once, step by step, against one at half the traffic, and against its stationary state."""
