@@ -54,6 +54,8 @@ class SimulatedSession:
     arrived: float
     prompt: int
     output: int
+    observed: bool = True
+    """False for one whose beginning was not seen."""
     drafter: int | None = None
     tokens: int = 0
     """Output so far."""
@@ -162,6 +164,11 @@ class Simulation:
         for _, size in zip(range(at_once), self._next, strict=False):
             self._admit(*size)
 
+    def open_crowd(self, outputs: Iterable[int]) -> None:
+        """Sessions that are there already, with so many tokens to go."""
+        for output in outputs:
+            self._admit(1, output, observed=False)
+
     def observe(self, until: float = math.inf, sessions: int | None = None) -> Outcome:
         """Runs until that time, until so many sessions have ended, or until none is left and none comes, and reports
         what happened since the call. Raises FailedPrecondition for a session that a verifier cannot serve."""
@@ -223,10 +230,10 @@ class Simulation:
             after, prompt, output = request
             self._loop.call_later(after, self._come, prompt, output)
 
-    def _admit(self, prompt: int, output: int) -> None:
+    def _admit(self, prompt: int, output: int, *, observed: bool = True) -> None:
         """The gateway's part."""
         self._tally()
-        session = SimulatedSession(self.now, prompt, output)
+        session = SimulatedSession(self.now, prompt, output, observed)
         self._inside[session] = None
         if self._drafters:
             session.drafter = min(range(len(self._drafters)), key=self._paired.__getitem__)
@@ -242,7 +249,8 @@ class Simulation:
         self._committed += session.tokens
         session.first += self._cell.client_s
         session.ended = self.now + self._cell.client_s
-        self._done.append(session)
+        if session.observed:
+            self._done.append(session)
         if session.drafter is not None:
             self._paired[session.drafter] -= 1
         if (size := next(self._next, None)) is not None:

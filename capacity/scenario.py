@@ -24,6 +24,7 @@ from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound
 
 Kind = TypeVar("Kind")
+REST_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,12 @@ class Lengths:
         variance = math.log(1.0 + self.cv**2)
         sizes = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)
         return np.maximum(1, sizes.round().astype(np.int64))
+
+    def rest(self, draws: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+        """Tokens to go of sessions that are found at some moment, long ones the more often."""
+        sizes = self.sample(draws, REST_SAMPLES)
+        found = draws.choice(sizes, count, p=sizes / sizes.sum())
+        return np.ceil(found * (1.0 - draws.random(count))).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from capacity.cell import Cell, Outcome, Simulation
 from capacity.scenario import Scenario
 from capacity.stationary import Cells, CellState
@@ -56,7 +58,7 @@ def modes(scenario: Scenario) -> list[Mode]:
 PRECISION = 0.01
 STEP_BACK = 0.93
 TRIES = 5
-WARM, COUNTED, LEAST = 30, 180, 60
+WARM, COUNTED, LEAST = 15, 180, 60
 """Requests that are simulated: to each verifier before latencies are taken; to a cell, and to each verifier, while they
 are."""
 OVERLOAD = "verifier"
@@ -114,9 +116,12 @@ def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
     return "TTFT" if seen.ttft_s(0.95) > scenario.slo.ttft_p95_s else ""
 
 
-def simulate(mode: Mode, scenario: Scenario, rate: float, seed: int = 0) -> Outcome:
-    """A cell with `rate` requests a second to each verifier, step by step."""
+def simulate(mode: Mode, scenario: Scenario, rate: float, inside: float, seed: int = 0) -> Outcome:
+    """A cell with `rate` requests a second to each verifier, step by step, from the `inside` sessions on that each has
+    in the long run."""
+    crowd = scenario.traffic.output.rest(np.random.default_rng(seed), round(inside * mode.cell.verifiers))
     with Simulation(mode.cell, seed) as simulation:
+        simulation.open_crowd(map(int, crowd))
         simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
         simulation.observe(WARM / rate)
         return simulation.observe(simulation.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
@@ -131,12 +136,12 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
         least = cells.at(1e-3)
         return FleetPlan(mode, cells, 0.0, 0, 0, least, None, missed(least, scenario) or OVERLOAD, math.inf, math.inf)
     limit = missed(cells.at(most * (1.0 + 3.0 * PRECISION)), scenario) or OVERLOAD
-    seen = simulate(mode, scenario, most) if exact else None
+    seen = simulate(mode, scenario, most, cells.at(most).inside) if exact else None
     for _ in range(TRIES):
         if seen is None or not (late := missed(seen, scenario)):
             break
         limit, most = late, most * STEP_BACK
-        seen = simulate(mode, scenario, most)
+        seen = simulate(mode, scenario, most, cells.at(most).inside)
     rate = scenario.traffic.rate
     verifiers, drafters = fleet(mode, rate, most)
     price = scenario.prices.per_hour(verifiers, drafters)

@@ -211,8 +211,8 @@ class Cells:
 
     def _piece(self, sessions: int) -> int:
         verifying = self.cell.verifying
-        # Candidates leave prompts their part of a step (`verifier_svc.scheduling.planner`), though steps without prompts
-        # may be full of them.
+        # Candidates leave prompts their part of a step (`verifier_svc.scheduling.planner`), though a step without
+        # prompts may be full of them.
         reserved = min(self._room.beside(sessions, sessions, verifying.prompt_step_s), verifying.step_tokens // 2)
         return max(reserved, self._room.beside(self._decoding(sessions), sessions, verifying.prompt_step_s))
 

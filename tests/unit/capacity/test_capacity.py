@@ -47,6 +47,16 @@ def test_plain_decoding_takes_one_pass_a_token(sessions: int) -> None:
     assert seen.tokens_per_round == 1.0
 
 
+def test_sessions_that_are_there_already_take_time_and_are_not_observed() -> None:
+    with Simulation(Cell(PLAIN)) as simulation:
+        simulation.open_crowd([400] * 4)
+        simulation.open_closed_loop([(1, 50)], 1)
+        seen = simulation.observe(sessions=1)
+    (session,) = seen.sessions
+    assert session.tpot_s == pytest.approx(COST(5, 5) + PLAIN.host_s)
+    assert seen.tokens == 5 * 50
+
+
 def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     """M/D/1: a wait of load * service / (2 (1 - load)) on average."""
     cell = Cell(replace(PLAIN, cost=LinearCost(PASS_S), host_s=0.0, sessions=1))

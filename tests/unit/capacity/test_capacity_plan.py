@@ -129,6 +129,15 @@ def test_lengths_have_their_mean(mean: int, cv: float) -> None:
     assert sample.mean() == pytest.approx(mean, rel=0.2, abs=1.0)
 
 
+def test_sessions_that_are_found_are_long_ones_and_on_average_half_done() -> None:
+    """Of lengths 10 and 90 alike often, nine in ten that are found are long: (0.1 * 10 + 0.9 * 90) / 2 to go."""
+    import numpy as np
+
+    rest = Lengths(values=(10, 90)).rest(np.random.default_rng(0), 8000)
+    assert rest.min() >= 1 and rest.max() <= 90
+    assert rest.mean() == pytest.approx(41.5, rel=0.03)
+
+
 def test_a_tighter_slo_takes_traffic_from_a_verifier(small: Scenario) -> None:
     mode = plain(small)
     cells = Cells(mode.cell, small.traffic)
