@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,26 +12,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from capacity.clock import LoneLoop, VirtualThread
-from capacity.emulation import DrawingExecutor, GuessingProposer, IdealDrafts, model_of
+from capacity.clock import LoneLoop
 from capacity.settings import DraftSettings, Verifying
-from capacity.workers import Drafter, VerifierParts, connect, curve_of, start_drafter, start_verifier
+from capacity.simulated_workers import SimulatedSession, SimulatedVerifier, simulated_drafter
+from capacity.workers import Drafter
 from slipstream.errors import FailedPrecondition
-from slipstream.proposers.base import OpenedProposer
-from slipstream.proposers.drafting.step import DraftStepLimits
-from slipstream.proposers.registry import IN_VERIFIER, find_method
-from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.scheduling.planner import StepLimits
-from verifier_svc.service import GatewayStream, VerifierService
-from verifier_svc.sources.local import LocalSource
-from verifier_svc.sources.source import SourceContext
+from slipstream.v1 import types_pb2
 
 Request = tuple[float, int, int]
 """(seconds since the one before, prompt tokens, output tokens)"""
-DRAFT_MODEL = "model"
-"""The drafting method of every drafter."""
-AHEAD = 16
-"""Candidates that an ideal engine keeps for each that a step may take: it sends none over a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +33,6 @@ class Cell:
     client_s: float = 0.0
     """One way from the client to the verifier, on average: no two messages take equally long, or requests that are sent
     together would share their first step."""
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedSession:
-    """As its client sees it. Seconds of the cell's time."""
-
-    arrived: float
-    prompt: int
-    output: int
-    observed: bool = True
-    """False for one whose beginning was not seen."""
-    drafter: int | None = None
-    tokens: int = 0
-    """Output so far."""
-    rounds: int = 0
-    first: float = math.nan
-    """When the first token came."""
-    ended: float = math.nan
-
-    @property
-    def ttft_s(self) -> float:
-        return self.first - self.arrived
-
-    @property
-    def tpot_s(self) -> float:
-        """Seconds of each token after the first one; NaN where there is one only."""
-        return (self.ended - self.first) / (self.output - 1) if self.output > 1 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +158,15 @@ class Simulation:
         )
 
     async def _start(self) -> None:
-        cell = self._cell
+        cell, drafting = self._cell, self._cell.drafting
         self._enough = asyncio.Event()
-        self._drafters = [_drafter(cell) for _ in range(cell.drafters)] if cell.drafting is not None else []
+        self._verifiers = [SimulatedVerifier(self, cell.verifying, self._draws) for _ in range(cell.verifiers)]
+        self._drafters: list[Drafter] = []
+        if drafting is not None:
+            self._drafters = [simulated_drafter(drafting, cell.verifying.acceptance) for _ in range(cell.drafters)]
+            for verifier in self._verifiers:
+                verifier.connect(self._drafters, drafting.delay_s)
         self._paired = [0] * len(self._drafters)
-        self._verifiers = [_VirtualVerifier(self, cell.verifying, self._draws) for _ in range(cell.verifiers)]
-        for verifier in self._verifiers:
-            for number, drafter in enumerate(self._drafters):
-                delay_s = 0.0 if cell.drafting is None else cell.drafting.delay_s
-                connect(verifier.worker.sources, drafter, f"drafter:{number}", delay_s)
 
     async def _until(self, until: float) -> None:
         self._enough.clear()
@@ -276,119 +237,3 @@ class Simulation:
             sum(drafter.stats.busy_s for drafter in self._drafters),
             sum(drafter.stats.needed_s for drafter in self._drafters),
         )
-
-
-class _VirtualVerifier:
-    """One verifier of a cell, and its gateway's stream."""
-
-    def __init__(self, simulation: Simulation, settings: Verifying, draws: random.Random) -> None:
-        self.placed = 0
-        """Sessions that are there, wait, or are on their way."""
-        self._simulation, self._settings = simulation, settings
-        self._waiting: deque[SimulatedSession] = deque()
-        self._open = self._count = 0
-        thread = VirtualThread()
-        ideal = None if settings.draft is None else IdealDrafts(settings, settings.draft)
-        self.executor = DrawingExecutor(settings, thread.sleep, draws, ideal)
-        limits = StepLimits(
-            settings.step_tokens, settings.prefill_tokens, settings.max_wait_s, prompt_step_s=settings.prompt_step_s
-        )
-        self.worker = start_verifier(self.executor, curve_of(settings.cost), thread, VerifierParts(limits))
-        if ideal is not None:
-            self.worker.sources.add_local(_BesideTarget(settings, ideal, self.worker.sources.context))
-        self._stream = _Stream(self.worker.service, self)
-
-    @property
-    def full(self) -> bool:
-        return bool(self._waiting or self.worker.scheduler.kv_admission.refused)
-
-    def add(self, session: SimulatedSession) -> None:
-        self._waiting.append(session)
-        self._enter()
-
-    def ended(self, session: SimulatedSession) -> None:
-        self.placed -= 1
-        self._open -= 1
-        self._simulation.ended(session)
-        self._enter()
-
-    def refused(self, failure: types_pb2.Failure) -> None:
-        self._simulation.refused(failure)
-
-    def _enter(self) -> None:
-        while self._waiting and self._open < self._settings.sessions:
-            session = self._waiting.popleft()
-            self._open += 1
-            self._count += 1
-            self._stream.open(self._count, session, self._sources(session))
-
-    def _sources(self, session: SimulatedSession) -> list[str]:
-        if self._settings.draft is not None:
-            return [IN_VERIFIER + DRAFT_MODEL]
-        return [] if session.drafter is None else [f"drafter:{session.drafter}"]
-
-
-class _Stream(GatewayStream):
-    """What is sent on it arrives at once."""
-
-    def __init__(self, service: VerifierService, verifier: _VirtualVerifier) -> None:
-        super().__init__(service)
-        self._verifier = verifier
-        self._clients: dict[int, SimulatedSession] = {}
-        self._loop = asyncio.get_running_loop()
-
-    def open(self, number: int, session: SimulatedSession, sources: list[str]) -> None:
-        self._clients[number] = session
-        most = self._verifier._settings.max_draft_tokens
-        request = verifier_pb2.DecodeOpen(
-            key=types_pb2.SessionKey(id=f"{number}", epoch=1),
-            prefix=types_pb2.Prefix(token_ids=bytes(session.prompt), prompt_length=session.prompt),
-            sampling=types_pb2.SamplingOptions(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
-            max_length=session.prompt + session.output,
-            policy=verifier_pb2.DecodePolicy(max_draft_tokens=most if sources else 0),
-            drafters=[verifier_pb2.DrafterAddress(address=each, name=DRAFT_MODEL) for each in sources],
-            cache_salt=f"{number}",  # no two prompts are alike
-        )
-        command = verifier_pb2.DecodeCommand(session=number, epoch=1, open=request)
-        self.receive(verifier_pb2.DecodeRequest(commands=[command]))
-
-    def send(self, reply: verifier_pb2.Round | verifier_pb2.DrafterEvent) -> None:
-        if isinstance(reply, verifier_pb2.Round):
-            session = self._clients[reply.session]
-            if not session.tokens:
-                session.first = self._loop.time()
-            session.tokens += len(reply.token_ids)
-            session.rounds += 1
-
-    def _put(self, reply: Any) -> None:
-        """The end of a session. The service is not called from within itself."""
-        session = self._clients.pop(reply.session)
-        if reply.HasField("failure"):
-            self._loop.call_soon(self._verifier.refused, reply.failure)
-        else:
-            self._loop.call_soon(self._verifier.ended, session)
-
-
-class _BesideTarget(LocalSource):
-    """Drafts right before a step is planned, for as long as is ideal; the executor counts what that takes."""
-
-    def __init__(self, settings: Verifying, ideal: IdealDrafts, context: SourceContext) -> None:
-        assert settings.draft is not None
-        drafting = DraftSettings(settings.draft)
-        proposer = GuessingProposer(settings.acceptance, drafting, lambda seconds: None)
-        opened = OpenedProposer(model_of(settings.acceptance), proposer)
-        super().__init__(find_method(DRAFT_MODEL), opened, context, None, None, settings.expand)
-        self._ahead = AHEAD
-        self._ideal = ideal
-
-    def collect(self) -> None:
-        self._drafting.step_each(self._ideal.passes(len(self._drafting)))
-
-
-def _drafter(cell: Cell) -> Drafter:
-    settings, acceptance = cell.drafting, cell.verifying.acceptance
-    assert settings is not None
-    thread = VirtualThread()
-    proposer = GuessingProposer(acceptance, settings, thread.sleep)
-    limits = DraftStepLimits(settings.step_tokens, settings.expand)
-    return start_drafter(proposer, model_of(acceptance), limits, settings.max_nodes, thread)

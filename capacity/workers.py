@@ -87,13 +87,20 @@ def start_verifier(executor: StepExecutor, curve: CostCurve, thread: VirtualThre
     """`executor` computes on `thread`."""
     loop = asyncio.get_running_loop()
     model = proto_conversion.model_to_proto(executor.model)
-    sources = CandidateSources(model, parts.min_path_probability, loop.time)
+    sources = CandidateSources(model, parts.min_path_probability, loop.time, dial=lambda _: _NoChannel())  # type: ignore[arg-type, return-value]
     planner = parts.planner(sources, replace(parts.limits, executor=executor.limits), curve, loop.time)
     observers = [*parts.observers, sources.shadows]
     scheduler = Scheduler(executor, thread, sources, planner, loop.time, observers)  # type: ignore[arg-type]
     bounds = verifier_service.ServiceLimits(model, MANY, MANY, executor.kv.blocks_total * executor.kv.block_size)
     service = verifier_service.VerifierService(scheduler, sources, bounds, Grammars.of("", executor.model))
     return Verifier(service, scheduler, sources, loop.create_task(scheduler.run()))
+
+
+class _NoChannel:
+    """`connect` puts a link in the place of the stream that would use one."""
+
+    def __getattr__(self, kind: str) -> Callable[..., None]:
+        return lambda *_, **__: None
 
 
 def connect(sources: CandidateSources, drafter: Drafter, address: str, delay_s: float) -> VirtualLink:
