@@ -116,15 +116,17 @@ def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
     return "TTFT" if seen.ttft_s(0.95) > scenario.slo.ttft_p95_s else ""
 
 
-def simulate(mode: Mode, scenario: Scenario, rate: float, inside: float, seed: int = 0) -> Outcome:
+def simulate(mode: Mode, scenario: Scenario, rate: float, inside: float) -> Outcome:
     """A cell with `rate` requests a second to each verifier, step by step, from the `inside` sessions on that each has
     in the long run."""
+    seconds = max(COUNTED / mode.cell.verifiers, LEAST) / rate
+    seed = scenario.traffic.typical_seed(rate * mode.cell.verifiers, WARM / rate + seconds)
     crowd = scenario.traffic.output.rest(np.random.default_rng(seed), round(inside * mode.cell.verifiers))
     with Simulation(mode.cell, seed) as simulation:
         simulation.open_crowd(map(int, crowd))
         simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
         simulation.observe(WARM / rate)
-        return simulation.observe(simulation.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
+        return simulation.observe(simulation.now + seconds)
 
 
 def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:

@@ -62,10 +62,10 @@ def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     cell = Cell(replace(PLAIN, cost=LinearCost(PASS_S), host_s=0.0, sessions=1))
     draws, load = random.Random(2), 0.7
     with Simulation(cell) as simulation:
-        simulation.open_arrivals((draws.expovariate(load / PASS_S), 1, 1) for _ in range(4_000))
+        simulation.open_arrivals((draws.expovariate(load / PASS_S), 1, 1) for _ in range(3_000))
         seen = simulation.observe()
     waited = statistics.mean(session.ttft_s for session in seen.sessions) - PASS_S
-    assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.1)
+    assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.15)
     assert seen.verifiers_busy == pytest.approx(load, rel=0.02)
 
 
@@ -224,7 +224,7 @@ def test_steps_that_are_full_of_candidates_have_room_for_prompts() -> None:
 @pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1)])
 def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells at once, step by step, against one at half the traffic, and against its stationary state."""
-    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 400)
+    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 250)
     rate = 6.0
 
     def simulated(cell: Cell) -> Outcome:

@@ -22,7 +22,7 @@ from capacity.__main__ import plan
 from capacity.cost import Table
 from capacity.day import day, grown, price_per_million
 from capacity.report import row, sentence
-from capacity.scenario import Lengths, Region, Scenario, parse, read
+from capacity.scenario import Lengths, Region, Scenario, Traffic, parse, read
 from capacity.sizing import OVERLOAD, disaggregated, fleet, most_rate, plain
 from capacity.sizing import plan as plan_mode
 from capacity.stationary import Cells
@@ -136,6 +136,16 @@ def test_sessions_that_are_found_are_long_ones_and_on_average_half_done() -> Non
     rest = Lengths(values=(10, 90)).rest(np.random.default_rng(0), 8000)
     assert rest.min() >= 1 and rest.max() <= 90
     assert rest.mean() == pytest.approx(41.5, rel=0.03)
+
+
+def test_few_requests_bring_as_many_tokens_as_many_do_on_average() -> None:
+    traffic, tokens, now = Traffic(Lengths(700, 1.0), Lengths(250, 0.8)), [0, 0], 0.0
+    for gap, prompt, output in traffic.poisson(5.0, traffic.typical_seed(5.0, 40.0)):
+        now += gap
+        if now > 40.0:
+            break
+        tokens = [tokens[0] + prompt, tokens[1] + output]
+    assert tokens == pytest.approx([200 * 700, 200 * 250], rel=0.04)
 
 
 def test_a_tighter_slo_takes_traffic_from_a_verifier(small: Scenario) -> None:
