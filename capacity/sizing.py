@@ -58,7 +58,7 @@ def modes(scenario: Scenario) -> list[Mode]:
 PRECISION = 0.01
 STEP_BACK = 0.93
 TRIES = 5
-WARM, COUNTED, LEAST = 15, 240, 80
+WARM, COUNTED, LEAST = 15, 180, 60
 """Requests that are simulated: to each verifier before latencies are taken; to a cell, and to each verifier, while they
 are."""
 OVERLOAD = "verifier"

@@ -35,7 +35,7 @@ from verifier_svc.scheduling.prompt_room import PromptRoom
 
 ENDLESS = MOST_KV_TOKENS >> 1
 """Output tokens of a session that does not end while it is watched."""
-SESSION_ROUNDS, LEAST_ROUNDS, WARM_ROUNDS = 1000, 12, 10
+SESSION_ROUNDS, LEAST_ROUNDS, WARM_ROUNDS = 800, 12, 10
 """Rounds that are simulated for one number of sessions: of all together, of each, and before the count."""
 SAMPLES = 4096
 GRID, GRID_PROMPTS = 16, 256
