@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.processes import ANYWHERE, EMULATED_DRAFTER, Far
 from benchmarks.records import Row, write
-from benchmarks.virtual import VOCABULARY, System, World, run, system
+from benchmarks.virtual import VOCABULARY, System, World, system
 from capacity.cell import Cell, Outcome, Simulation, way_s
-from capacity.drafting import DraftSettings
-from capacity.guessing import Acceptance
-from capacity.verifying import Verifying
+from capacity.clock import run
+from capacity.settings import Acceptance, DraftSettings, Verifying
 from slipstream.client.client import complete
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.rpc.channel import channel
@@ -110,13 +109,13 @@ def predicted(load: Load, *, processes: bool) -> dict[str, float]:
 
 
 def _simulated(cell: Cell, load: Load, seed: int) -> Seen:
-    simulation = Simulation(cell, seed)
     sizes = [(load.prompt, OUTPUT)] * load.sessions
-    if load.at_once:
-        simulation.open_closed_loop(sizes, load.at_once)
-    else:
-        simulation.open_arrivals([(gap, *size) for gap, size in zip(load.gaps(), sizes, strict=True)])
-    return _seen(simulation.observe(1e9, load.sessions))
+    with Simulation(cell, seed) as simulation:
+        if load.at_once:
+            simulation.open_closed_loop(sizes, load.at_once)
+        else:
+            simulation.open_arrivals([(gap, *size) for gap, size in zip(load.gaps(), sizes, strict=True)])
+        return _seen(simulation.observe())
 
 
 def _seen(outcome: Outcome) -> Seen:

@@ -18,10 +18,11 @@ from pathlib import Path
 from benchmarks.host import serving
 from benchmarks.records import Row, write
 from capacity.cell import Cell, Outcome, Simulation
+from capacity.emulation import MOST_KV_TOKENS
 from capacity.scenario import Scenario, read
+from capacity.stationary import ENDLESS
 from slipstream.telemetry import metrics
 
-ENDLESS = 1 << 40
 LOADS = ((1, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 2), (128, 4))
 """Sessions, verifiers."""
 DRAFTERS = (1, 2, 4)
@@ -30,11 +31,11 @@ AT_ONCE = (1, 4, 12, 24)
 
 def crowd(scenario: Scenario, sessions: int, drafters: int, verifiers: int, seconds: float) -> Outcome:
     """So many at once, a third of that time after they began; KV has room for all."""
-    roomy = replace(scenario.verifying, kv_tokens=1 << 62)
-    simulation = Simulation(Cell(roomy, scenario.drafting, verifiers, drafters))
-    simulation.open_closed_loop(repeat((1, ENDLESS), sessions), sessions)
-    simulation.observe(seconds / 3.0)
-    return simulation.observe(simulation.agenda.now + seconds)
+    roomy = replace(scenario.verifying, kv_tokens=MOST_KV_TOKENS)
+    with Simulation(Cell(roomy, scenario.drafting, verifiers, drafters)) as simulation:
+        simulation.open_closed_loop(repeat((1, ENDLESS), sessions), sessions)
+        simulation.observe(seconds / 3.0)
+        return simulation.observe(simulation.now + seconds)
 
 
 async def processes() -> None:

@@ -1,9 +1,7 @@
 """The real drafter, verifier and planner on a virtual clock: what the policies are worth, without the machine's noise.
 
-Everything between a verifier's and a drafter's stream is the system's own code, on emulated engines; only the clock,
-the model thread and the link are replaced: a pass takes exactly its emulated time, a frame arrives exactly `delay_s`
-later, and Python costs nothing. So figures are exact, repeatable to the last digit, and take no time: an upper bound
-that the measured system is to be held against.
+Both are the system's own code (`capacity.workers`) on emulated engines, which have a text. Figures are exact,
+repeatable to the last digit, and take no time: an upper bound that the measured system is to be held against.
 
 usage: python -m benchmarks.virtual     (tokens a second by one-way delay; a target of 20 ms, a drafter of 2 ms a pass,
 with 4 nodes a draft pass, as on CPUs, with 16, as drafters choose on GPUs, and wide: with
@@ -13,90 +11,35 @@ VERIFIER_MIN_PATH_PROBABILITY=0.01 too)
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from benchmarks.records import Row, write
-from drafter_svc import service as drafter_service
+from capacity.clock import VirtualThread, run
+from capacity.workers import VerifierParts, VirtualLink, connect, curve_of, start_drafter, start_verifier
 from drafter_svc.metrics_source import DraftStepStats
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.engine.engine import Engine
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.proposers.draft_model import ModelProposer
-from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
+from slipstream.proposers.drafting.scheduler import DraftScheduler
 from slipstream.proposers.drafting.step import DraftStepLimits
-from slipstream.rpc import proto_conversion
-from slipstream.tokenizer.grammar import Grammars
-from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
+from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc import service as verifier_service
 from verifier_svc.config import PROMPT_STEP_S
-from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import StepExecutor
 from verifier_svc.scheduling.planner import Planner, StepLimits
 from verifier_svc.scheduling.scheduler import Scheduler
-from verifier_svc.sources.candidate_sources import CandidateSources
-from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.telemetry.metrics_source import StepStats
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 VOCABULARY = 512
 BLOCKS, BLOCK_SIZE = 1 << 15, 32
 DELAYS_MS = (0, 1, 2, 5, 6, 10, 20, 50)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while it would have waited."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(_Jumping(self))
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Jumping(selectors.SelectSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if not ready and timeout:
-            self._loop.now += timeout
-        return ready
-
-
-def run(main: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
-
-
-class VirtualThread:
-    """A model thread that is busy for as long as its engine's cost model gives. For `ModelThread`."""
-
-    def __init__(self) -> None:
-        self.engine_s = 0.0
-        self._busy = asyncio.Lock()
-
-    def sleep(self, seconds: float) -> None:
-        self.engine_s += seconds
-
-    def run(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._run(function, *args))
-
-    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        async with self._busy:
-            before = self.engine_s
-            result = function(*args)
-            await asyncio.sleep(self.engine_s - before)
-            return result
+ADDRESS = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,43 +89,7 @@ class Outcome:
         return self.tokens / self.seconds
 
 
-class VirtualLink:
-    """For `links.Link`: the verifier's messages arrive at one drafter's stream, and the other way round, late."""
-
-    def __init__(self, peer: drafter_service.VerifierStream, listener: DrafterLink, delay_s: float) -> None:
-        self.up = True
-        self.bytes = 0
-        self._outbox = peer.outbox
-        self._there, self._back = _Line(delay_s, peer.receive), _Line(delay_s, listener.receive)
-
-    def send(self, command: drafter_pb2.DraftCommand) -> None:
-        self._there.send(drafter_pb2.DraftRequest(commands=[command]))
-
-    async def run(self) -> None:
-        while items := await self._outbox.take():
-            frame = drafter_service.pack(items)
-            self.bytes += frame.ByteSize()
-            self._back.send(frame)
-
-
-class _Line:
-    """One direction. What was sent first arrives first: timers of one moment go off in any order, a stream's frames do
-    not."""
-
-    def __init__(self, delay_s: float, receive: Callable[[Any], None]) -> None:
-        self._delay_s = delay_s
-        self._receive = receive
-        self._under_way: deque[Any] = deque()
-
-    def send(self, frame: Any) -> None:
-        self._under_way.append(frame)
-        asyncio.get_running_loop().call_later(self._delay_s, self._arrive)
-
-    def _arrive(self) -> None:
-        self._receive(self._under_way.popleft())
-
-
-def _engine(model: EmulatedModel, cost: LinearCost, thread: VirtualThread, blocks: int) -> EmulatedEngine:
+def engine(model: EmulatedModel, cost: LinearCost, thread: VirtualThread, blocks: int) -> EmulatedEngine:
     return EmulatedEngine(model, cost, BlockPool(blocks, BLOCK_SIZE), lambda: 0.0, thread.sleep)
 
 
@@ -207,41 +114,25 @@ class System:
 
 @asynccontextmanager
 async def system(world: World) -> AsyncIterator[System]:
-    """Must run under `run`."""
-    loop = asyncio.get_running_loop()
+    """Must run under `capacity.clock.run`."""
     draft_thread = VirtualThread()
     target_thread = draft_thread if world.one_core else VirtualThread()
-    draft = _engine(
-        EmulatedModel(vocabulary_size=VOCABULARY, acceptance=world.acceptance, fanout=world.fanout),
-        world.draft,
-        draft_thread,
-        BLOCKS,
-    )
+    model = EmulatedModel(vocabulary_size=VOCABULARY, acceptance=world.acceptance, fanout=world.fanout)
+    draft = engine(model, world.draft, draft_thread, BLOCKS)
     proposer = ModelProposer(draft, width=world.width, proposal_tokens=32)
-    drafting = DraftScheduler(proposer, DraftStepLimits(512, world.expand), loop.time)
-    drafting.observer = draft_stats = DraftStepStats()
-    bounds = drafter_service.DrafterLimits(proto_conversion.model_to_proto(draft.model), 4096, world.max_nodes)
+    drafter = start_drafter(proposer, draft.model, DraftStepLimits(512, world.expand), world.max_nodes, draft_thread)
 
-    target = _engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
-    model = proto_conversion.model_to_proto(target.model)
-    drafters = CandidateSources(model, world.min_path_probability, loop.time)
-    executor, stats = world.executor(target), StepStats()
-    observers = stats, drafters.shadows
-    limits = StepLimits(512, 256, 0.25, executor.limits, prompt_step_s=PROMPT_STEP_S)
-    planner = world.planner(drafters, limits, _curve(world.target), loop.time)
-    verifying = Scheduler(executor, target_thread, drafters, planner, loop.time, observers)  # type: ignore[arg-type]
-    tokens = world.blocks * BLOCK_SIZE
-    promised = verifier_service.ServiceLimits(model, 4096, 64, tokens)
-    service = verifier_service.VerifierService(verifying, drafters, promised, Grammars.of("", target.model))
-
-    address = verifier_pb2.DrafterAddress(address="drafter:1", name="model")
-    drafter = drafters._link(address.address, [])
-    link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, world.delay_s)
-    drafter._link = link  # type: ignore[assignment]
-    running = drafting.run(draft_thread), verifying.run(), link.run()  # type: ignore[arg-type]
-    tasks = [loop.create_task(each) for each in running]
+    target = engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
+    stats = StepStats()
+    limits = StepLimits(512, 256, 0.25, prompt_step_s=PROMPT_STEP_S)
+    parts = VerifierParts(limits, world.min_path_probability, world.planner, [stats])
+    verifier = start_verifier(world.executor(target), curve_of(world.target), target_thread, parts)
+    link = connect(verifier.sources, drafter, ADDRESS.address, world.delay_s)
+    tasks = [drafter.running, verifier.running, link.running]
     try:
-        yield System(service, verifying, target, drafting, draft_stats, link, stats, address)
+        yield System(
+            verifier.service, verifier.scheduler, target, drafter.scheduler, drafter.stats, link, stats, ADDRESS
+        )
     finally:
         for task in tasks:
             task.cancel()
@@ -265,15 +156,6 @@ async def decode(world: World, sessions: int, tokens: int, max_draft_tokens: int
         seconds = asyncio.get_running_loop().time()
     needed = running.draft_stats.needed_s / seconds
     return Outcome(seconds, running.scheduler.steps, running.drafting.steps, needed, running.link.bytes, rounds)
-
-
-def _curve(cost: LinearCost) -> CostCurve:
-    curve = CostCurve()
-    for size in BUCKETS:
-        for sessions in (1, 4, 16, 64, 256):
-            if sessions <= size:
-                curve.record(size, sessions, [cost(size, sessions)])
-    return curve
 
 
 def open_request(

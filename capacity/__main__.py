@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,8 @@ from capacity.sizing import FleetPlan, compare
 from slipstream.cli.options import explained
 from slipstream.errors import InvalidArgument
 from slipstream.process import tune_runtime
+
+PROCESSES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def plan(
@@ -81,14 +84,14 @@ def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> list[Fle
     if given.traffic.rate <= 0.0:
         raise InvalidArgument("[traffic] needs a rate, the requests a second.")
     if not as_json:
-        how_long = "half a minute" if not exact else "some minutes; --quick estimates instead"
+        how_long = "half a minute" if not exact else "about a minute; --quick estimates instead"
         typer.echo(f"simulating {given.name}: {how_long} ...", err=True)
 
-    def begun(number: int, count: int, mode: str) -> None:
+    def planned(number: int, count: int, mode: str) -> None:
         if not as_json:
             typer.echo(f"  {number} of {count}: {mode}", err=True)
 
-    plans = compare(given, exact=exact, begun=begun)
+    plans = compare(given, exact=exact, processes=PROCESSES, planned=planned)
     if as_json:
         figures: dict[str, Any] = {"name": given.name, "plans": [report.row(each) for each in plans]}
         if day:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,11 +62,6 @@ class Table:
         return row
 
 
-def over(cost: Cost, sessions: int) -> Callable[[range], list[float]]:
-    """Seconds of many sizes at once, in the form of the verifier's budget."""
-    return lambda sizes: [cost(tokens, sessions) for tokens in sizes]
-
-
 def read_cost(value: Mapping[str, object]) -> Cost:
     """Raises InvalidArgument for what is neither a line, a table nor a model on a GPU."""
     if "gpu" in value:
@@ -87,7 +82,7 @@ ASK_S = 10.0
 
 def measured(model: str, dtype: str, quantisation: str, device: str, seconds: float) -> Mapping[str, Sequence[object]]:
     """The fields of a `Table`; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
-    # Loads torch, which a plan does without.
+    # Loads transformers, which a plan does without.
     from slipstream.engine.factory import open_engine
     from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
     from verifier_svc.estimators.cost_measurement import SESSIONS, measure
@@ -101,7 +96,7 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
 def shape(model: str) -> tuple[int, int, int]:
     """Parameters, layers, and parameters of the output layer of a model's folder or hub id; weights are not read.
     Raises as `slipstream.engine.models.checkpoint.describe_checkpoint`."""
-    # Loads torch, which a plan does without.
+    # Loads transformers, which a plan does without.
     from slipstream.engine.models.checkpoint import model_without_weights
 
     empty = model_without_weights(model)

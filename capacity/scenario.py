@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from capacity.cell import Request
 from capacity.cost import Cost, read_cost
-from capacity.drafting import DraftSettings
-from capacity.guessing import Acceptance
-from capacity.verifying import Verifying
+from capacity.settings import Acceptance, DraftSettings, Verifying
 from measurement.experiments.comparison import Prices
 from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.errors import InvalidArgument, NotFound
 
 Kind = TypeVar("Kind")
+REST_SAMPLES = 4096
+SEEDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,12 @@ class Lengths:
         sizes = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)
         return np.maximum(1, sizes.round().astype(np.int64))
 
+    def rest(self, draws: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+        """Tokens to go of sessions that are found at some moment, long ones the more often."""
+        sizes = self.sample(draws, REST_SAMPLES)
+        found = draws.choice(sizes, count, p=sizes / sizes.sum())
+        return np.ceil(found * (1.0 - draws.random(count))).astype(np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -68,6 +74,22 @@ class Traffic:
         while True:
             for prompt, output in zip(self.prompt.sample(draws, 256), self.output.sample(draws, 256), strict=True):
                 yield gaps.expovariate(rate), int(prompt), int(output)
+
+    def typical_seed(self, rate: float, seconds: float) -> int:
+        """The seed, of SEEDS, whose requests within so many seconds bring the most ordinary numbers of tokens. Few
+        requests may bring a tenth more or less than on average, and near the SLO that is all the difference."""
+
+        def unlike(seed: int) -> float:
+            now, prompts, outputs = 0.0, 0, 0
+            for gap, prompt, output in self.poisson(rate, seed):
+                now += gap
+                if now > seconds:
+                    break
+                prompts, outputs = prompts + prompt, outputs + output
+            count = rate * seconds
+            return max(abs(prompts / self.prompt.average / count - 1), abs(outputs / self.output.average / count - 1))
+
+        return min(range(SEEDS), key=unlike)
 
 
 @dataclass(frozen=True, slots=True)

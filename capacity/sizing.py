@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
 
 from capacity.cell import Cell, Outcome, Simulation
 from capacity.scenario import Scenario
@@ -52,7 +58,7 @@ def modes(scenario: Scenario) -> list[Mode]:
 PRECISION = 0.01
 STEP_BACK = 0.93
 TRIES = 5
-WARM, COUNTED, LEAST = 60, 600, 200
+WARM, COUNTED, LEAST = 15, 180, 60
 """Requests that are simulated: to each verifier before latencies are taken; to a cell, and to each verifier, while they
 are."""
 OVERLOAD = "verifier"
@@ -110,12 +116,17 @@ def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
     return "TTFT" if seen.ttft_s(0.95) > scenario.slo.ttft_p95_s else ""
 
 
-def simulate(mode: Mode, scenario: Scenario, rate: float, seed: int = 0) -> Outcome:
-    """A cell with `rate` requests a second to each verifier, step by step."""
-    simulation = Simulation(mode.cell, seed)
-    simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
-    simulation.observe(WARM / rate)
-    return simulation.observe(simulation.agenda.now + max(COUNTED / mode.cell.verifiers, LEAST) / rate)
+def simulate(mode: Mode, scenario: Scenario, rate: float, inside: float) -> Outcome:
+    """A cell with `rate` requests a second to each verifier, step by step, from the `inside` sessions on that each has
+    in the long run."""
+    seconds = max(COUNTED / mode.cell.verifiers, LEAST) / rate
+    seed = scenario.traffic.typical_seed(rate * mode.cell.verifiers, WARM / rate + seconds)
+    crowd = scenario.traffic.output.rest(np.random.default_rng(seed), round(inside * mode.cell.verifiers))
+    with Simulation(mode.cell, seed) as simulation:
+        simulation.open_crowd(map(int, crowd))
+        simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
+        simulation.observe(WARM / rate)
+        return simulation.observe(simulation.now + seconds)
 
 
 def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
@@ -127,12 +138,12 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
         least = cells.at(1e-3)
         return FleetPlan(mode, cells, 0.0, 0, 0, least, None, missed(least, scenario) or OVERLOAD, math.inf, math.inf)
     limit = missed(cells.at(most * (1.0 + 3.0 * PRECISION)), scenario) or OVERLOAD
-    seen = simulate(mode, scenario, most) if exact else None
+    seen = simulate(mode, scenario, most, cells.at(most).inside) if exact else None
     for _ in range(TRIES):
         if seen is None or not (late := missed(seen, scenario)):
             break
         limit, most = late, most * STEP_BACK
-        seen = simulate(mode, scenario, most)
+        seen = simulate(mode, scenario, most, cells.at(most).inside)
     rate = scenario.traffic.rate
     verifiers, drafters = fleet(mode, rate, most)
     price = scenario.prices.per_hour(verifiers, drafters)
@@ -142,12 +153,26 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
 
 
 def compare(
-    scenario: Scenario, *, exact: bool = True, begun: Callable[[int, int, str], None] = lambda *_: None
+    scenario: Scenario,
+    *,
+    exact: bool = True,
+    processes: int = 1,
+    planned: Callable[[int, int, str], None] = lambda *_: None,
 ) -> list[FleetPlan]:
-    """A plan for every mode, the cheapest first. `begun` is called with the number of each, from 1, how many there are,
-    and its name."""
-    all_modes, plans = modes(scenario), list[FleetPlan]()
-    for number, mode in enumerate(all_modes, 1):
-        begun(number, len(all_modes), mode.name)
-        plans.append(plan(mode, scenario, exact=exact))
+    """A plan for every mode, the cheapest first, made in so many processes at once. `planned` is called when one is
+    ready, with how many are, how many there will be, and its name."""
+    all_modes = modes(scenario)
+    make = partial(plan, scenario=scenario, exact=exact)
+    plans: list[FleetPlan] = []
+    with ExitStack() as stack:
+        made: Iterable[FleetPlan] = map(make, all_modes)
+        if processes > 1:
+            # Neither threads nor channels of this process are there in the others.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            pool = stack.enter_context(ProcessPoolExecutor(min(processes, len(all_modes)), context))
+            made = (each.result() for each in as_completed([pool.submit(make, mode) for mode in all_modes]))
+        for each in made:
+            plans.append(each)
+            planned(len(plans), len(all_modes), each.mode.name)
     return sorted(plans, key=lambda each: each.price_per_hour)

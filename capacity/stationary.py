@@ -28,11 +28,14 @@ import numpy as np
 import numpy.typing as npt
 
 from capacity.cell import Cell, Simulation
+from capacity.emulation import MOST_KV_TOKENS
 from capacity.scenario import Traffic
-from capacity.verifying import Serial
+from capacity.workers import curve_of
+from verifier_svc.scheduling.prompt_room import PromptRoom
 
-ENDLESS = 1 << 40
-SESSION_ROUNDS, LEAST_ROUNDS, WARM_ROUNDS = 3000, 30, 15
+ENDLESS = MOST_KV_TOKENS >> 1
+"""Output tokens of a session that does not end while it is watched."""
+SESSION_ROUNDS, LEAST_ROUNDS, WARM_ROUNDS = 800, 12, 10
 """Rounds that are simulated for one number of sessions: of all together, of each, and before the count."""
 SAMPLES = 4096
 GRID, GRID_PROMPTS = 16, 256
@@ -70,14 +73,15 @@ def rates(cell: Cell, most: int) -> Rates:
 
 def _closed(cell: Cell, sessions: int) -> tuple[float, ...]:
     """The columns of `Rates`."""
-    simulation = Simulation(replace(cell, client_s=0.0, verifying=replace(cell.verifying, kv_tokens=1 << 62)))
     count = sessions * cell.verifiers
-    simulation.open_closed_loop(repeat((1, ENDLESS), count), count)
     rounds = max(LEAST_ROUNDS, SESSION_ROUNDS // count)
     step_s = cell.verifying.cost(2 * sessions, sessions)
-
-    simulation.observe((WARM_ROUNDS + rounds // 8) * step_s)
-    seen = simulation.observe(simulation.agenda.now + rounds * step_s)
+    with Simulation(
+        replace(cell, client_s=0.0, verifying=replace(cell.verifying, kv_tokens=MOST_KV_TOKENS))
+    ) as running:
+        running.open_closed_loop(repeat((1, ENDLESS), count), count)
+        running.observe((WARM_ROUNDS + rounds // 8) * step_s)
+        seen = running.observe(running.now + rounds * step_s)
     steps = max(1, seen.steps)
     return (
         seen.tokens_per_s / cell.verifiers,
@@ -125,6 +129,9 @@ class Cells:
         length = traffic.prompt.average + traffic.output.average
         self.room = max(1, min(cell.verifying.sessions, int(cell.verifying.kv_tokens / length)))
         self.rates = measured or rates(cell, self.room)
+        verifying = cell.verifying
+        limits = verifying.step_tokens, verifying.prefill_tokens, verifying.prompt_step_s
+        self._room = PromptRoom(curve_of(verifying.cost), *limits)
         self._grid = np.unique(np.geomspace(1, self.room, GRID).astype(int))
         self._pieces = np.array([self._piece(n) for n in self._grid], dtype=float)
         """Tokens of prompts that fit into a step."""
@@ -203,7 +210,11 @@ class Cells:
         return np.interp(sessions, self._grid, seconds)
 
     def _piece(self, sessions: int) -> int:
-        return self.cell.verifying.prefill_room(self._decoding(sessions), sessions)
+        verifying = self.cell.verifying
+        # Candidates leave prompts their part of a step (`verifier_svc.scheduling.planner`), though a step without
+        # prompts may be full of them.
+        reserved = min(self._room.beside(sessions, sessions, verifying.prompt_step_s), verifying.step_tokens // 2)
+        return max(reserved, self._room.beside(self._decoding(sessions), sessions, verifying.prompt_step_s))
 
     def _decoding(self, sessions: int) -> int:
         """Tokens of a step without prompts."""
@@ -219,6 +230,6 @@ class Cells:
         """Seconds that so many tokens of a prompt add to a step of so many sessions."""
         if not tokens:
             return 0.0
-        cost, drafted = self.cell.verifying.cost, Serial(self.cell.verifying).reading_s(tokens, 1)
-        decoding = self._decoding(sessions)
-        return cost(decoding + tokens, sessions + 1) - cost(decoding, sessions) + drafted
+        verifying, decoding = self.cell.verifying, self._decoding(sessions)
+        drafted = 0.0 if verifying.draft is None else verifying.draft(tokens, 1)
+        return verifying.cost(decoding + tokens, sessions + 1) - verifying.cost(decoding, sessions) + drafted

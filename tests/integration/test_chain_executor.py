@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.virtual import Outcome, World, decode, open_request, run, system
+from benchmarks.virtual import Outcome, World, decode, open_request, system
+from capacity.clock import run
 from slipstream.engine.engine import Engine
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2

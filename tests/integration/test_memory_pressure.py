@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.virtual import VOCABULARY, System, World, run, system
+from benchmarks.virtual import VOCABULARY, System, World, system
+from capacity.clock import run
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.segment import Segment

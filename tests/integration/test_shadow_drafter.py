@@ -13,22 +13,17 @@ import pytest
 from benchmarks.virtual import (
     BLOCKS,
     System,
-    VirtualLink,
-    VirtualThread,
     World,
-    _curve,
-    _engine,
+    engine,
     open_request,
-    run,
     system,
 )
-from drafter_svc import service as drafter_service
+from capacity.clock import VirtualThread, run
+from capacity.workers import connect, curve_of, start_drafter
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
 from slipstream.errors import Unavailable
 from slipstream.proposers.draft_model import ModelProposer
-from slipstream.proposers.drafting.scheduler import DraftScheduler as DraftScheduler
 from slipstream.proposers.drafting.step import DraftStepLimits
-from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
@@ -86,33 +81,25 @@ def guesses_nonsense(command: drafter_pb2.DraftCommand) -> list[drafter_pb2.Draf
 WILD = (lies, floods, claims_the_future, is_silent, guesses_nonsense)
 
 
-async def honest(running: System, drafter: DrafterLink, acceptance: float) -> asyncio.Task[Any]:
+def honest(running: System, acceptance: float) -> list[asyncio.Task[None]]:
     """A second drafter, which guesses right so often."""
     thread = VirtualThread()
     model = EmulatedModel(vocabulary_size=512, acceptance=acceptance, fanout=WORLD.fanout)
-    draft = _engine(model, LinearCost(0.003), thread, BLOCKS)
+    draft = engine(model, LinearCost(0.003), thread, BLOCKS)
     proposer = ModelProposer(draft, width=4, proposal_tokens=32)
-    drafting = DraftScheduler(proposer, DraftStepLimits(512, 4), asyncio.get_running_loop().time)
-    bounds = drafter_service.DrafterLimits(proto_conversion.model_to_proto(draft.model), 4096, 64)
-    link = VirtualLink(drafter_service.VerifierStream(drafting, bounds), drafter, 0.001)
-    drafter._link = link  # type: ignore[assignment]
-
-    async def both() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(drafting.run(thread))  # type: ignore[arg-type]
-            tasks.create_task(link.run())
-
-    return asyncio.create_task(both())
+    drafter = start_drafter(proposer, draft.model, DraftStepLimits(512, 4), 64, thread)
+    return [drafter.running, connect(running.service.sources, drafter, SHADOW.address, 0.001).running]
 
 
 async def decoded(shadow: Any = None, *, serving: bool = True) -> list[verifier_pb2.Round]:
     """All rounds, in order. `shadow`: how often it is right, or how it is bad; None: there is none. `serving`: whether
     anybody else drafts."""
     async with system(WORLD) as running:
-        gateway, pool, task = running.gateway(), running.service.sources, None
+        gateway, pool = running.gateway(), running.service.sources
+        tasks: list[asyncio.Task[None]] = []
         known = pool._link(SHADOW.address, []) if shadow is not None else None
-        if isinstance(shadow, float) and known is not None:
-            task = await honest(running, known, shadow)
+        if isinstance(shadow, float):
+            tasks = honest(running, shadow)
         elif known is not None:
             known._link = Wild(known, shadow)  # type: ignore[assignment]
         for number in range(SESSIONS):
@@ -129,9 +116,9 @@ async def decoded(shadow: Any = None, *, serving: bool = True) -> list[verifier_
             rounds += [reply for reply in replies if isinstance(reply, verifier_pb2.Round)]
             ended += sum(isinstance(reply, verifier_pb2.SessionEnd) for reply in replies)
         assert not pool.shadows._of_session and (known is None or known.idle)
-        if task is not None:
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     return rounds
 
 
@@ -223,7 +210,7 @@ def replace_address(address: str) -> verifier_pb2.DrafterAddress:
 def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> None:
     """And whoever brings more has more of it, at least a like share of what the step takes without candidates."""
     pool = CandidateSources(types_pb2.ModelInfo(), 0.02)
-    planner = Planner(pool, StepLimits(512, 256, 0.25), _curve(LinearCost(0.02, 0.001, 0.0, 4)))
+    planner = Planner(pool, StepLimits(512, 256, 0.25), curve_of(LinearCost(0.02, 0.001, 0.0, 4)))
     step = [ScheduledSequence(None, 5, 4, [1], True, Selection((1,) * each)) for each in candidates]  # type: ignore[arg-type]
     tokens = 3 + sum(candidates)
     seconds = planner._curve.seconds(tokens, 3) * 1.1

@@ -9,7 +9,8 @@ from functools import cache
 
 import pytest
 
-from benchmarks.virtual import World, run, system
+from benchmarks.virtual import World, system
+from capacity.clock import run
 from slipstream.engine.emulated.model import LinearCost
 from tests.tenant_texts import Tenant, Text
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.virtual import VOCABULARY, System, World, decode_request, run, system
+from benchmarks.virtual import VOCABULARY, System, World, decode_request, system
+from capacity.clock import run
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.segment import Segment

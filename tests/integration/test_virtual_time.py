@@ -7,7 +7,6 @@ Figures are exact: a pass takes its emulated time, a frame its delay, Python not
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, repeat
@@ -15,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.virtual import Outcome, World, decode, open_request, run, system
+from benchmarks.virtual import Outcome, World, decode, open_request, system
 from capacity.cell import Cell, Simulation
-from capacity.drafting import DraftSettings
-from capacity.guessing import Acceptance
-from capacity.verifying import Verifying
+from capacity.clock import run
+from capacity.settings import Acceptance, DraftSettings, Verifying
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.v1 import drafter_pb2, verifier_pb2
 from verifier_svc.scheduling.planner import Planner, StepPlan
@@ -165,9 +163,9 @@ def test_so_many_sessions_need_the_drafter_as_the_simulation_says(sessions: int)
     target, draft = (0.020, 0.0002, 0.0, 64), (0.005, 0.00004, 0.0, 64)
     outcome = measured(World(delay_s, LinearCost(*target), LinearCost(*draft)), sessions, tokens, 8)
     verifying = Verifying(LinearCost(*target), Acceptance([WORLD.acceptance], WORLD.fanout), max_draft_tokens=8)
-    simulation = Simulation(Cell(verifying, DraftSettings(LinearCost(*draft), delay_s=delay_s)))
-    simulation.open_closed_loop(repeat((4, tokens), sessions), sessions)
-    planned = simulation.observe(math.inf, sessions)
+    with Simulation(Cell(verifying, DraftSettings(LinearCost(*draft), delay_s=delay_s))) as simulation:
+        simulation.open_closed_loop(repeat((4, tokens), sessions), sessions)
+        planned = simulation.observe()
     assert outcome.needed == pytest.approx(planned.drafters_needed, rel=0.2)
     assert 0.3 * sessions < outcome.needed < 0.6 * sessions
     assert sessions > 1 or planned.drafters_busy > 0.95

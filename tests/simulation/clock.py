@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from benchmarks.virtual import VirtualLoop, _Jumping
+from capacity.clock import LoneLoop
 
 PARTY: contextvars.ContextVar[Party | None] = contextvars.ContextVar("party", default=None)
 Context = contextvars.Context
@@ -88,22 +88,11 @@ class _Errand:
             self.callback(*self.arguments)
 
 
-class _Deaf(_Jumping):
-    """Nothing comes from outside, so nobody asks the system."""
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing can happen any more: every task waits for another one")
-        self._loop.now += timeout
-        return []
-
-
-class PartyLoop(VirtualLoop):
+class PartyLoop(LoneLoop):
     """`turned` is called after every turn of the loop in which `stir` was called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = _Deaf(self)
         self.turned: Callable[[], None] = lambda: None
         self._stirred = False
         self._numbers = itertools.count()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.virtual import VirtualThread, _curve
+from capacity.clock import VirtualThread
+from capacity.workers import curve_of
 from drafter_svc import service as drafter_service
 from gateway import configured_workers as gateway_workers
 from gateway.api.grpc_service import GatewayService
@@ -124,7 +125,7 @@ def _verifier(network: Network, party: Party, poisons: Mapping[int, int], arithm
     if arithmetic is not None:
         engine.arithmetic, model.arithmetic = arithmetic, arithmetic_named(arithmetic)
     drafters = CandidateSources(model, 0.02, clock, silence_s=0.5, dial=lambda address: Channel(network, address))  # type: ignore[arg-type, return-value]
-    planner = Planner(drafters, StepLimits(64, 32, 0.1), _curve(TARGET), clock)
+    planner = Planner(drafters, StepLimits(64, 32, 0.1), curve_of(TARGET), clock)
     executor, observers = EmbeddedExecutor(engine), [drafters.shadows]
     scheduler = Scheduler(executor, thread, drafters, planner, clock, observers)  # type: ignore[arg-type]
     bounds = verifier_service.ServiceLimits(model, 64, 8, BLOCKS * BLOCK_SIZE)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from dataclasses import replace
 from itertools import repeat
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import plan_check
-from benchmarks.virtual import run
 from capacity import stationary
 from capacity.cell import Cell, Outcome, Simulation
-from capacity.drafting import DraftSettings
-from capacity.guessing import NOWHERE, Acceptance, SimulatedTree
+from capacity.clock import run
+from capacity.emulation import DrawingExecutor, GuessingProposer
 from capacity.scenario import Lengths, Traffic
+from capacity.settings import Acceptance, DraftSettings, Verifying
 from capacity.stationary import Cells, Rates
-from capacity.verifying import Verifying
 from slipstream.engine.emulated.model import LinearCost
+from slipstream.errors import FailedPrecondition
+from slipstream.proposers.base import ROOT, DeeperLevels, Proposal, ProposerContext
+from slipstream.speculation.sampling_params import SamplingParams
+from slipstream.speculation.selection import Selection
 
 PASS_S = 0.020
 COST = LinearCost(PASS_S, 0.0002, 0.00005, 32)
@@ -31,9 +34,9 @@ SHORT = Traffic(Lengths(100, 1.0), Lengths(40, 0.8))
 
 
 def closed(cell: Cell, at_once: int, output: int = 50, sessions: int | None = None) -> Outcome:
-    simulation = Simulation(cell)
-    simulation.open_closed_loop(repeat((1, output), sessions or at_once), at_once)
-    return simulation.observe(math.inf, sessions or at_once)
+    with Simulation(cell) as simulation:
+        simulation.open_closed_loop(repeat((1, output), sessions or at_once), at_once)
+        return simulation.observe()
 
 
 @pytest.mark.parametrize("sessions", [1, 7, 16])
@@ -44,14 +47,25 @@ def test_plain_decoding_takes_one_pass_a_token(sessions: int) -> None:
     assert seen.tokens_per_round == 1.0
 
 
+def test_sessions_that_are_there_already_take_time_and_are_not_observed() -> None:
+    with Simulation(Cell(PLAIN)) as simulation:
+        simulation.open_crowd([400] * 4)
+        simulation.open_closed_loop([(1, 50)], 1)
+        seen = simulation.observe(sessions=1)
+    (session,) = seen.sessions
+    assert session.tpot_s == pytest.approx(COST(5, 5) + PLAIN.host_s)
+    assert seen.tokens == 5 * 50
+
+
 def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     """M/D/1: a wait of load * service / (2 (1 - load)) on average."""
     cell = Cell(replace(PLAIN, cost=LinearCost(PASS_S), host_s=0.0, sessions=1))
-    simulation, draws, load = Simulation(cell), random.Random(2), 0.7
-    simulation.open_arrivals((draws.expovariate(load / PASS_S), 1, 1) for _ in range(8_000))
-    seen = simulation.observe(math.inf)
+    draws, load = random.Random(2), 0.7
+    with Simulation(cell) as simulation:
+        simulation.open_arrivals((draws.expovariate(load / PASS_S), 1, 1) for _ in range(3_000))
+        seen = simulation.observe()
     waited = statistics.mean(session.ttft_s for session in seen.sessions) - PASS_S
-    assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.1)
+    assert waited == pytest.approx(load * PASS_S / (2.0 * (1.0 - load)), rel=0.15)
     assert seen.verifiers_busy == pytest.approx(load, rel=0.02)
 
 
@@ -59,13 +73,14 @@ def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
     "cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1), Cell(replace(PLAIN, draft=LinearCost(0.002)))]
 )
 def test_nothing_is_lost_or_made(cell: Cell) -> None:
-    simulation, sizes = Simulation(cell), [(7 * n % 900 + 1, 3 * n % 70 + 1) for n in range(40)]
-    simulation.open_arrivals((0.05, *size) for size in sizes)
-    seen = simulation.observe(math.inf)
+    sizes = [(7 * n % 900 + 1, 3 * n % 70 + 1) for n in range(40)]
+    with Simulation(cell) as simulation:
+        simulation.open_arrivals((0.05, *size) for size in sizes)
+        seen = simulation.observe()
     assert sorted((session.prompt, session.tokens) for session in seen.sessions) == sorted(sizes)
     assert seen.tokens == sum(output for _, output in sizes)
     assert sum(session.rounds for session in seen.sessions) <= seen.tokens
-    assert all(session.pending == 0 and session.arrived < session.first <= session.ended for session in seen.sessions)
+    assert all(session.arrived < session.first <= session.ended for session in seen.sessions)
     # Little's law, exactly: both sides are the area under the number of sessions.
     stayed = sum(session.ended - session.arrived for session in seen.sessions)
     assert seen.inside * seen.seconds == pytest.approx(stayed)
@@ -74,43 +89,51 @@ def test_nothing_is_lost_or_made(cell: Cell) -> None:
 @pytest.mark.parametrize(("right", "length"), [(0.8, 4), (0.5, 8), (0.0, 3), (1.0, 5)])
 def test_a_chain_brings_what_the_geometric_series_says(right: float, length: int) -> None:
     """(1 - a^(k+1)) / (1 - a) tokens a round (Leviathan et al., 2023)."""
-    draws, tokens, rounds = random.Random(3), 0, 4000
-    for _ in range(rounds):
-        tree = chain(right, length)
-        chosen, _ = tree.offer(0.0, length)
-        tokens += len(tree.decide(chosen, [draws.random() for _ in range(length + 1)])[0])
-    expected = sum(right**k for k in range(length + 1))
-    assert tokens / rounds == pytest.approx(expected, rel=0.03)
+    chain = Selection((0,) * length, tuple(range(-1, length - 1)))
+    settings = replace(PLAIN, acceptance=Acceptance([right], width=1))
+    target = DrawingExecutor(settings, lambda seconds: None, random.Random(3))
+    rounds = [target._walk(chain) for _ in range(4000)]
+    assert all(found.path == tuple(range(len(found.path))) for found in rounds)
+    brought = statistics.mean(len(found.path) + 1 for found in rounds)
+    assert brought == pytest.approx(sum(right**k for k in range(length + 1)), rel=0.03)
 
 
-def chain(right: float, length: int) -> SimulatedTree:
-    """All told, on its way for no time."""
-    tree = SimulatedTree(Acceptance([right], width=1), least=0.0)
-    for _ in range(length):
-        for start in tree.frontier(1, 128):
-            start.expanded = True
-            tree.grow(start)
-    tree.mark_sent(128, 0.0)
-    return tree
+def test_the_target_takes_each_guess_as_often_as_the_drafter_says() -> None:
+    acceptance = Acceptance([0.6, 0.3], fanout=0.7)
+    draws = random.Random(1)
+    for depth in (1, 2, 9):
+        taken = [acceptance.draw(depth, draws) for _ in range(8000)]
+        shares = [taken.count(guess) / len(taken) for guess in range(acceptance.width)]
+        assert shares == pytest.approx(acceptance.shares(depth), abs=0.02)
+        assert max(taken) == acceptance.width
 
 
-def test_a_verifier_is_ahead_of_its_drafter_by_the_commits_on_their_way() -> None:
-    tree = chain(1.0, 6)
-    for _ in range(2):
-        assert tree.decide(tree.offer(0.0, 1)[0], [0.0, 0.0]) == ([0, 0], False)
-    assert len(tree.offer(0.0, 9)[0]) == 2
-    tree.commit(2)
-    assert (tree.size, len(tree.offer(0.0, 9)[0])) == (4, 2)
-    tree.commit(2)
-    assert (tree.size, len(tree.offer(0.0, 9)[0])) == (2, 2)
+def context(length: int, **more: Any) -> ProposerContext:
+    return ProposerContext("one", [0] * length, length, 1, 1000, SamplingParams(), **more)
 
 
-def test_a_commit_that_leaves_the_tree_leaves_nothing() -> None:
-    tree = chain(0.5, 3)
-    assert tree.decide(tree.offer(0.0, 9)[0], [0.4, 0.6, 0.4]) == ([0, NOWHERE], True)
-    assert not tree.holds(1, 0.0)
-    tree.commit(2)
-    assert (tree.size, tree.sent) == (0, 0)
+def test_a_drafter_s_passes_cost_what_they_compute() -> None:
+    """The prompt in pieces, then the last token and the tree above what is guessed on; deeper levels only what is new
+    of them, a pass each."""
+    slept: list[float] = []
+    drafter = GuessingProposer(Acceptance([0.75], 0.7), DraftSettings(LinearCost(1.0, 0.01), 0.25), slept.append)
+    below = DeeperLevels(2, 3, [0.0], -9.0)
+    for each in (
+        context(100, expand=[ROOT], max_read_tokens=60),
+        context(100, expand=[ROOT]),
+        context(101, expand=[1], node_tokens=[0, 0], parents=[ROOT, 0]),
+        context(101, expand=[ROOT], deeper=below),
+    ):
+        (answer,) = drafter.propose([each])
+    assert slept == pytest.approx([1.85, 1.65, 1.28, 3.25 + 0.01 + 0.03 + 0.03])
+    assert isinstance(answer, Proposal) and (answer.levels, len(answer.nodes)) == (3, 28)
+    parents = [guess.parent for guess in answer.nodes]
+    assert parents == sorted(parents) and set(parents[:4]) == {ROOT} and len(set(parents[4:])) == 6
+
+
+def test_a_session_that_no_verifier_has_room_for_is_an_error() -> None:
+    with pytest.raises(FailedPrecondition, match="cannot serve this traffic"):
+        closed(Cell(replace(PLAIN, kv_tokens=64)), 1, output=100)
 
 
 def test_a_perfect_near_drafter_fills_every_round() -> None:
@@ -191,17 +214,24 @@ def test_too_much_traffic_is_said_to_be_too_much() -> None:
     assert not cells.at(1.01).stable
 
 
+def test_steps_that_are_full_of_candidates_have_room_for_prompts() -> None:
+    """Else a verifier whose idle steps are full would count as overloaded at any traffic."""
+    cell = Cell(replace(PLAIN, draft=LinearCost(0.001), sessions=64))
+    rates = Rates([1, 64], [100.0, 3000.0], [0.02, 0.1], [8.0, 512.0], [2.0, 2.0], [0.0, 0.0])
+    assert Cells(cell, SHORT, measured=rates).at(10.0).stable
+
+
 @pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1)])
 def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells at once, step by step, against one at half the traffic, and against its stationary state."""
-    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 800)
+    monkeypatch.setattr(stationary, "SESSION_ROUNDS", 250)
     rate = 6.0
 
     def simulated(cell: Cell) -> Outcome:
-        simulation = Simulation(cell)
-        simulation.open_arrivals(SHORT.poisson(rate * cell.verifiers))
-        simulation.observe(5.0)
-        return simulation.observe(5.0 + 50.0 / cell.verifiers)
+        with Simulation(cell) as simulation:
+            simulation.open_arrivals(SHORT.poisson(rate * cell.verifiers))
+            simulation.observe(4.0)
+            return simulation.observe(4.0 + 24.0 / cell.verifiers)
 
     one = simulated(cell)
     both = simulated(replace(cell, verifiers=2 * cell.verifiers, drafters=2 * cell.drafters))
@@ -209,7 +239,7 @@ def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyP
     assert both.tokens_per_s == pytest.approx(2.0 * one.tokens_per_s, rel=0.1)
     assert both.tpot_s(0.5) == pytest.approx(one.tpot_s(0.5), rel=0.1)
     assert state.tpot_s(0.5) == pytest.approx(one.tpot_s(0.5), rel=0.1)
-    assert state.inside == pytest.approx(one.inside / cell.verifiers, rel=0.15)
+    assert state.inside == pytest.approx(one.inside / cell.verifiers, rel=0.25)  # of few sessions
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from capacity import __main__ as command
 from capacity import sizing, stationary
 from capacity.__main__ import plan
-from capacity.cost import Table, over
+from capacity.cost import Table
 from capacity.day import day, grown, price_per_million
 from capacity.report import row, sentence
-from capacity.scenario import Lengths, Region, Scenario, parse, read
+from capacity.scenario import Lengths, Region, Scenario, Traffic, parse, read
 from capacity.sizing import OVERLOAD, disaggregated, fleet, most_rate, plain
 from capacity.sizing import plan as plan_mode
 from capacity.stationary import Cells
@@ -56,6 +57,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sizing, "COUNTED", 100)
     patch.setattr(sizing, "LEAST", 50)
     patch.setattr(sizing, "WARM", 20)
+    patch.setattr(command, "PROCESSES", 1)  # others would not be shortened
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +107,6 @@ def test_a_table_gives_what_was_measured_and_lines_between() -> None:
     assert TABLE(36, 16) == pytest.approx(0.036)
     assert TABLE(1, 8) == pytest.approx(0.01 + 0.01 * 7 / 15)
     assert TABLE(128, 1) == pytest.approx(0.08)
-    assert over(TABLE, 16)(range(1, 3)) == pytest.approx([0.02, 0.02 + 0.002 / 7])
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
@@ -126,6 +127,25 @@ def test_lengths_have_their_mean(mean: int, cv: float) -> None:
     sample = Lengths(mean, cv).sample(np.random.default_rng(0), 4000)
     assert sample.min() >= 1
     assert sample.mean() == pytest.approx(mean, rel=0.2, abs=1.0)
+
+
+def test_sessions_that_are_found_are_long_ones_and_on_average_half_done() -> None:
+    """Of lengths 10 and 90 alike often, nine in ten that are found are long: (0.1 * 10 + 0.9 * 90) / 2 to go."""
+    import numpy as np
+
+    rest = Lengths(values=(10, 90)).rest(np.random.default_rng(0), 8000)
+    assert rest.min() >= 1 and rest.max() <= 90
+    assert rest.mean() == pytest.approx(41.5, rel=0.03)
+
+
+def test_few_requests_bring_as_many_tokens_as_many_do_on_average() -> None:
+    traffic, tokens, now = Traffic(Lengths(700, 1.0), Lengths(250, 0.8)), [0, 0], 0.0
+    for gap, prompt, output in traffic.poisson(5.0, traffic.typical_seed(5.0, 40.0)):
+        now += gap
+        if now > 40.0:
+            break
+        tokens = [tokens[0] + prompt, tokens[1] + output]
+    assert tokens == pytest.approx([200 * 700, 200 * 250], rel=0.04)
 
 
 def test_a_tighter_slo_takes_traffic_from_a_verifier(small: Scenario) -> None:

@@ -89,10 +89,13 @@ def test_a_prompt_needs_its_passes_and_a_guess_those_that_its_path_is_likely_to_
 
 
 def test_need_rises_before_rounds_are_late_and_never_beyond_the_sessions() -> None:
-    """Where drafters run far ahead what they guess on is unlikely, where they are behind it is certain."""
-    needed = [seen(sessions, 1, 1, 0.4).drafters_needed / sessions for sessions in (1, 8, 32, 96)]
+    """Where drafters run far ahead what they guess on is unlikely, where they are behind it is certain. With still more
+    sessions the verifier has fewer of them drafted for, and the need of each stays."""
+    windows_s = {1: 1.0, 8: 1.0, 32: 0.4, 96: 0.4}
+    needed = [seen(sessions, 1, 1, window).drafters_needed / sessions for sessions, window in windows_s.items()]
     assert needed[1] == pytest.approx(needed[0], rel=0.15)
-    assert 0.0 < 1.2 * needed[1] < needed[2] < needed[3] <= 1.0
+    assert 0.0 < 1.15 * needed[1] < needed[2] <= 1.0
+    assert needed[3] == pytest.approx(needed[2], rel=0.15)
 
 
 def test_verifiers_are_added_where_tokens_come_late_and_kv_is_half_empty() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.virtual import VirtualLoop, run
+from capacity.clock import VirtualLoop, run
 from slipstream.concurrency import CHECKS, Backoff, Broadcast, StallWatch, TokenBucket
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.virtual import VirtualLoop, run
+from capacity.clock import VirtualLoop, run
 from gateway.routing.verifier_session import SessionEnded, VerifierSession, stream_lost
 from slipstream.errors import Internal, ResourceExhausted, Unavailable
 from slipstream.v1 import types_pb2, verifier_pb2

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from benchmarks.virtual import run as on_virtual_clock
+from capacity.clock import run as on_virtual_clock
 from measurement.load.latencies import LatencyObjectives, figures, percentile
 from measurement.load.runner import (
     Answered,

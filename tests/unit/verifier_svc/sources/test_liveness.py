@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.virtual import VirtualLoop, run
+from capacity.clock import VirtualLoop, run
 from slipstream.concurrency import CHECKS
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
