@@ -41,9 +41,7 @@ _request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 
 
 @contextmanager
-def traced(
-    tracing: Tracing, name: str, context: RequestContext, objectives: Objectives
-) -> Iterator[RequestObserver]:
+def traced(tracing: Tracing, name: str, context: RequestContext, objectives: Objectives) -> Iterator[RequestObserver]:
     """Around a call of a client; its trace's id becomes a trailer. A session that is started inside a request that is
     sampled is traced too; of any other request there is one span, if it turns out to be worth that."""
     trace = tracing.begin(name, dict(context.headers))
@@ -178,7 +176,7 @@ class RequestTrace(RequestObserver):
         return f"{operation} {model}" if model else operation
 
     def _late(self, seconds: float) -> bool:
-        """Whether the objectives were missed by a request that took `seconds`; what sent nothing waited all the time."""
+        """Whether a request that took `seconds` missed the objectives; one without a token waited all the time."""
         first_s = self._attributes.get(spans.FIRST_CHUNK)
         return self._objectives.late(first_s if isinstance(first_s, float) else seconds, self._tpot_s, seconds)
 

@@ -98,13 +98,13 @@ def test_the_collector_holds_what_production_sends(rounds: str) -> None:
 
 
 SENT_BYTES, STORED_BYTES = 450, 2400
-"""Of a span, in OTLP and in Jaeger's store with its index: measured with docs/trace/request.jsonl, 300 times over."""
+"""Sizes of a span in OTLP and in Jaeger's store with its index, measured with 300 copies of docs/trace/request.jsonl."""
 LARGEST = 4 * SPANS_OF_A_REQUEST * SPANS_OF_A_ROUND["all"]
 """Spans of a request of 2,000 rounds, each with spans of its own."""
 
 
 def test_jaegers_disk_holds_what_the_collector_keeps_in_the_worst_hour() -> None:
-    """All requests fail, are late and long, and were asked for."""
+    """Every request fails, is late and long, and was asked for."""
     documents = render(PRODUCTION)
     tail = yaml.safe_load((DEPLOY / "otel/collector.yaml").read_text())["processors"]["tail_sampling"]
     by_policy = {policy["name"]: policy.get("and", {}).get("and_sub_policy", []) for policy in tail["policies"]}

@@ -27,7 +27,7 @@ class Kept(SpanProcessor):
 
 
 class Requests:
-    """Of a gateway whose clock stands still unless it is told."""
+    """Requests of a gateway whose clock moves only while they take time."""
 
     def __init__(self, objectives: Objectives) -> None:
         self._now_s, self._kept, self._objectives = 0.0, Kept(), objectives
@@ -46,7 +46,7 @@ class Requests:
 
     @property
     def late(self) -> Sequence[bool]:
-        """Of each request that has a span."""
+        """Whether each request that has a span is late."""
         return [bool((span.attributes or {}).get(spans.LATE)) for span in self._kept.spans]
 
 
