@@ -98,7 +98,7 @@ def test_the_collector_holds_what_production_sends(rounds: str) -> None:
 
 
 SENT_BYTES, STORED_BYTES = 450, 2400
-"""Sizes of a span in OTLP and in Jaeger's store with its index, measured with 300 copies of docs/trace/request.jsonl."""
+"""Sizes of a span in OTLP and in Jaeger's store with its index, measured with 300 of docs/trace/request.jsonl."""
 LARGEST = 4 * SPANS_OF_A_REQUEST * SPANS_OF_A_ROUND["all"]
 """Spans of a request of 2,000 rounds, each with spans of its own."""
 
