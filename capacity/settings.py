@@ -16,7 +16,7 @@ from slipstream.proposers.expansion import FEWEST
 from verifier_svc.config import VerifierConfig
 
 VERIFIER, DRAFTER = VerifierConfig(model="any"), DrafterConfig(model="any")
-"""What a plan leaves out is as it is by default."""
+"""Settings that a plan leaves out have their defaults."""
 
 
 @dataclass(frozen=True)
