@@ -109,8 +109,8 @@ def test_the_limits_in_comments_are_those_that_are_checked() -> None:
         f"0 to {sampling_params.MAX_TOP_LOGPROBS}",
         f"{proto_conversion.MAX_PROMPT_LOGPROBS:,} numbers",
         f"GATEWAY_MAX_PROMPT_BYTES, {config.max_prompt_bytes >> 20} MiB (TEXT_TOO_LONG)",
-        f"{most >> 20} MiB by default and never more than {MAX_MESSAGE_BYTES >> 20} MiB",
-        f"by more than {REFUSED_BYTES >> 20} MiB it is refused by the gRPC library",
+        f"{most >> 20} MiB by default, never more than {MAX_MESSAGE_BYTES >> 20} MiB",
+        f"More than {REFUSED_BYTES >> 20} MiB above that the gRPC library refuses it",
         f"metadata above {dict(SERVER_OPTIONS)['grpc.absolute_max_metadata_size'] >> 10} KiB",
         f"{validation.MAX_ANNOTATION_BYTES >> 10} KiB and {validation.ANNOTATION_BYTES_A_TOKEN} bytes for each token",
     ):
