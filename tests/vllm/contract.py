@@ -84,6 +84,7 @@ RELIED = (
     Relied(EXECUTOR, "WorkerProcHandle", has=("proc:",)),
     Relied("config/parallel.py", "ParallelConfig", has=("master_addr:", "master_port:", "node_rank:", "nnodes:")),
     Relied("config/speculative.py", "SpeculativeConfig", has=("num_speculative_tokens_per_batch_size:",)),
+    Relied("config/vllm.py", "VllmConfig.compute_hash", has=("additional_config.compute_hash()",)),
     Relied("config/vllm.py", "VllmConfig._validate_v2_model_runner", has=("HAS_TRITON",)),
     Relied("triton_utils/dispatcher.py", "register_kernels", "overrides"),
     Relied("v1/worker/gpu_worker.py", "Worker.execute_model", "self scheduler_output"),

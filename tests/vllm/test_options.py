@@ -10,7 +10,7 @@ import pytest
 from slipstream.engine.models.checkpoint import describe_checkpoint
 from tests.vllm.decoding import TARGET
 from verifier_svc.config import VerifierConfig
-from verifier_svc.execution.vllm.engine_options import engine_args
+from verifier_svc.execution.vllm.engine_options import engine_args, engine_config
 
 
 def arguments(**settings: Any) -> Any:
@@ -43,6 +43,12 @@ def test_on_a_gpu_settings_and_options_of_vllm_hold() -> None:
     given = arguments(vllm_args="--max-model-len 200 --block-size 64 --max-num-seqs 512 --kv-cache-memory-bytes 4G")
     assert (given.max_model_len, given.block_size, given.max_num_seqs) == (200, 64, 512)
     assert given.kv_cache_memory_bytes == 4_000_000_000
+
+
+def test_what_was_compiled_is_found_again_at_the_next_start() -> None:
+    config = VerifierConfig(model=TARGET, engine="vllm")
+    starts = (engine_config(config, describe_checkpoint(TARGET), Path(name))[0] for name in ("one", "two"))
+    assert len({each.compute_hash() for each in starts}) == 1
 
 
 def test_on_a_cpu_the_verifier_asks_for_no_more_than_the_embedded_engine_takes() -> None:

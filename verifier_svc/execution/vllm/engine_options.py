@@ -15,7 +15,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.vocabulary import is_local, source_and_revision
 from verifier_svc.config import KV_TOKENS, VerifierConfig
 from verifier_svc.execution.executor import ExecutorLimits
-from verifier_svc.execution.vllm.messages import EXTRA
+from verifier_svc.execution.vllm.messages import WorkerSettings
 from verifier_svc.execution.vllm.node_link import Nodes
 
 SUPPORTED = "0.32"
@@ -136,7 +136,7 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
     parsed.load_format = "safetensors"
     parsed.worker_cls = "verifier_svc.execution.vllm.worker.StepWorker"
     parsed.distributed_executor_backend = "mp"
-    parsed.additional_config = {EXTRA: {"failures": str(failures), "kv_tokens": 0}}
+    parsed.additional_config = WorkerSettings(str(failures))
     parsed.disable_log_stats = True
     parsed.async_scheduling = False
     parsed.enable_prefix_caching = False  # ours is above
@@ -169,7 +169,7 @@ def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> t
     cache, (kv_tokens, _) = vllm_config.cache_config, kv_and_step_tokens(config)
     if kv_tokens and cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
         cache.kv_cache_memory_bytes = UNKNOWN_BYTES
-        vllm_config.additional_config[EXTRA]["kv_tokens"] = kv_tokens
+        vllm_config.additional_config.kv_tokens = kv_tokens
     return vllm_config, shared
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from verifier_svc.execution.vllm import cpu_kernels
-from verifier_svc.execution.vllm.messages import EXTRA, Graphs, SampledStep, StepMasks
+from verifier_svc.execution.vllm.messages import Graphs, SampledStep, StepMasks, WorkerSettings
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker  # first: it gives torch what CPUs lack
@@ -50,8 +50,8 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
         end_with_parent()
         if current_platform.is_cpu():
             cpu_kernels.register()
-        given = vllm_config.additional_config[EXTRA]
-        self._failure_file, self._kv_tokens = Path(given["failures"]), given["kv_tokens"]
+        settings: WorkerSettings = vllm_config.additional_config
+        self._failure_file, self._kv_tokens = Path(settings.failures), settings.kv_tokens
         with self._explaining():
             super().__init__(vllm_config, *args, **options)
 
