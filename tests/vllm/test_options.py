@@ -42,7 +42,7 @@ def test_on_a_gpu_settings_and_options_of_vllm_hold() -> None:
     assert given.speculative_config["num_speculative_tokens"] == 16
     given = arguments(vllm_args="--max-model-len 200 --block-size 64 --max-num-seqs 512 --kv-cache-memory-bytes 4G")
     assert (given.max_model_len, given.block_size, given.max_num_seqs) == (200, 64, 512)
-    assert given.kv_cache_memory_bytes == 4_000_000_000
+    assert given.kv_cache_memory_bytes == 4 << 30
 
 
 def test_what_was_compiled_is_found_again_at_the_next_start() -> None:
