@@ -64,7 +64,6 @@ RELIED = (
     Relied("v1/executor/abstract.py", "Executor.get_kv_cache_specs", "self"),
     Relied(KV, "KVCacheSpec", has=("block_size:", "def tokens_per_state", "def page_size_bytes")),
     Relied(KV, "FullAttentionSpec", has=("non_causal:",)),
-    Relied(KV, "MLAAttentionSpec"),
     Relied(KV, "SlidingWindowSpec"),
     Relied(KV, "ChunkedLocalAttentionSpec"),
     Relied(KV, "KVCacheConfig", has=("num_blocks:", "kv_cache_groups:")),

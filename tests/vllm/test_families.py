@@ -3,7 +3,6 @@ shared and rolled back."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,21 +22,6 @@ from verifier_svc.execution.vllm.executor import VLLMExecutor
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
-LATENT: dict[str, Any] = {
-    # The only sizes of vLLM's kernel for CPUs.
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    **EXPERTS,
-}
-SIGMOID = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-"""The library takes these for granted, and vLLM reads them as published."""
 
 
 class Family(NamedTuple):
@@ -45,10 +29,9 @@ class Family(NamedTuple):
     settings: dict[str, Any]
     layers: tuple[str, ...]
     """vLLM's kinds of KV cache."""
-    block_size: int = 32
 
 
-FULL, WINDOWED, MLA = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec"
+FULL, WINDOWED = "FullAttentionSpec", "SlidingWindowSpec"
 FAMILIES = {
     "mistral": Family("MistralConfig", {"sliding_window": WINDOW}, (WINDOWED,)),
     "gemma3": Family("Gemma3TextConfig", {"sliding_window": WINDOW, "layer_types": WINDOWS}, (FULL, WINDOWED)),
@@ -64,8 +47,6 @@ FAMILIES = {
         (FULL, WINDOWED),
     ),
     "qwen3_moe": Family("Qwen3MoeConfig", {"num_experts": 8, **EXPERTS}, (FULL,)),
-    "deepseek_v2": Family("DeepseekV2Config", {"q_lora_rank": None, **LATENT}, (MLA,), block_size=16),
-    "kimi_k2": Family("DeepseekV3Config", {"q_lora_rank": 32, **SIGMOID, **LATENT}, (MLA,), block_size=16),
 }
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
@@ -85,11 +66,8 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     family = FAMILIES[request.param]
-    sizes = {"vocab_size": VOCABULARY, "head_dim": 32} if MLA not in family.layers else {"vocab_size": VOCABULARY}
+    sizes = {"vocab_size": VOCABULARY, "head_dim": 32}
     folder = str(save_model(family.configuration, sizes | family.settings, tmp_path_factory.mktemp(request.param)))
-    if request.param == "kimi_k2":  # the class is DeepSeek V3's
-        file = Path(folder, "config.json")
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "kimi_k2"}))
     executor = open_executor(model=folder, kv_tokens=2048)
     chance = np.random.default_rng(7)
     cases = [
@@ -138,7 +116,7 @@ def test_prefixes_are_shared_and_rolled_back_over_windows_and_blocks(served: Ser
 
 def test_blocks_are_vllms_and_hold_the_tokens_that_were_asked_for(served: Served) -> None:
     core, family = served.executor.core, served.family
-    assert core.block_size == served.executor.kv.block_size == family.block_size
+    assert core.block_size == served.executor.kv.block_size == 32
     assert served.executor.kv.blocks_total * core.block_size == 2048
     assert core.max_length == served.executor.kv.max_length == served.executor.model.max_length <= 2048
     layers = core._executor.get_kv_cache_specs()[0].values()

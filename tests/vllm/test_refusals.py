@@ -71,13 +71,12 @@ def test_a_kv_cache_that_is_not_a_row_for_each_token_of_one_table_is_refused() -
     from vllm.v1 import kv_cache_interface as vllm
 
     heads: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-    full, mla = vllm.FullAttentionSpec(**heads), vllm.MLAAttentionSpec(**heads)
+    full = vllm.FullAttentionSpec(**heads)
     window, chunked = (
         vllm.SlidingWindowSpec(**heads, sliding_window=4),
         vllm.ChunkedLocalAttentionSpec(**heads, attention_chunk_size=4),
     )
     check_cache(1, [full, window, full])
-    check_cache(1, [mla, mla])
     check_cache(1, [full, chunked])
     recurrent = vllm.MambaSpec(block_size=16, shapes=((1, 2),), dtypes=(torch.float32,))
     others = [
@@ -85,7 +84,7 @@ def test_a_kv_cache_that_is_not_a_row_for_each_token_of_one_table_is_refused() -
         (vllm.RSWASpec(**heads, rswa_window=4), "RSWASpec"),
         (vllm.SinkFullAttentionSpec(**heads, sink_len=2), "SinkFullAttentionSpec"),
         (vllm.CrossAttentionSpec(**heads), "CrossAttentionSpec"),
-        (vllm.MLAAttentionSpec(**heads, tokens_per_state=4), "MLAAttentionSpec"),
+        (vllm.MLAAttentionSpec(**heads), "MLAAttentionSpec"),
         (vllm.FullAttentionSpec(**heads, non_causal=True), "FullAttentionSpec"),
     ]
     for spec, name in others:
