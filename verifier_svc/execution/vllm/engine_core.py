@@ -12,7 +12,7 @@ import multiprocessing.connection
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ FIRST_STEP_S = 300.0
 STATUS_S = 5.0
 """Seconds that a process's status may come after its sentinel: a killed one closes its files first."""
 KILL_AGAIN_S = 0.2
+ROW_BY_TOKEN = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+"""vLLM's kinds of KV cache in which a row belongs to one token and depends on those before it alone. MLA's is one, too:
+on vLLM's CPU build what reads its rows again gives other texts, and why is not known yet."""
 
 
 class EngineCore:
@@ -61,14 +64,14 @@ class EngineCore:
                 raise refusal(error, failures) from error
             finally:
                 self._opened.set()
-        self._executor = self._core.model_executor
+        self._executor, self._cache = self._core.model_executor, self._core.scheduler.kv_cache_config
         threading.Thread(target=self._watch, name="vllm-worker-watch", daemon=True).start()
         try:
             model_config = self._core.vllm_config.model_config
             self.dtype = str(model_config.dtype).removeprefix("torch.")
             self.precision = "-".join(filter(None, (model_config.quantization, self.dtype)))
             """The type, behind the quantiser if there is one."""
-            _check_cache(self._core.scheduler.kv_cache_config)
+            check_cache(len(self._cache.kv_cache_groups), self._executor.get_kv_cache_specs()[0].values())
             self.graphs: Graphs = self._call("graphs").result()
         except SlipstreamError:
             self.close()
@@ -76,17 +79,28 @@ class EngineCore:
 
     @property
     def block_size(self) -> int:
-        return int(self._core.vllm_config.cache_config.block_size)
+        """Tokens of a block, as vLLM chose it for the model's attention."""
+        return int(self._cache.kv_cache_groups[0].kv_cache_spec.block_size)
 
     @property
     def blocks(self) -> int:
         """Blocks of the KV cache, vLLM's null block included."""
-        return int(self._core.vllm_config.cache_config.num_gpu_blocks)
+        return int(self._cache.num_blocks)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self._core.vllm_config.model_config.max_model_len)
 
     @property
     def max_sequences(self) -> int:
         """Most sequences of one step."""
         return int(self._core.vllm_config.scheduler_config.max_num_seqs)
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of one step."""
+        return int(self._core.vllm_config.scheduler_config.max_num_batched_tokens)
 
     @property
     def lost(self) -> str:
@@ -215,11 +229,13 @@ def ends_of(workers: Sequence[Any]) -> str:
     return "a vLLM worker ended"
 
 
-def _check_cache(kv_cache: Any) -> None:
-    """Raises FailedPrecondition for a model whose KV is not that of one kind of full attention."""
-    specs = [group.kv_cache_spec for group in kv_cache.kv_cache_groups]
-    kinds = sorted({type(spec).__name__ for spec in specs})
-    if len(specs) != 1 or kinds != ["FullAttentionSpec"]:
-        raise unsupported(f"{len(specs)} kinds of KV cache ({', '.join(kinds)})")
-    if specs[0].sliding_window is not None or specs[0].attention_chunk_size is not None:
-        raise unsupported("a window")
+def check_cache(tables: int, layers: Iterable[Any]) -> None:
+    """`layers`: vLLM's KVCacheSpec of each. Raises FailedPrecondition for a model whose KV is not one row for each
+    token in the blocks of one table: only that can be shared and rolled back by any length."""
+    others = {
+        type(each).__name__
+        for each in layers
+        if type(each).__name__ not in ROW_BY_TOKEN or each.tokens_per_state != 1 or getattr(each, "non_causal", False)
+    }
+    if others or tables != 1:
+        raise unsupported(f"a KV cache in {tables} tables of blocks ({', '.join(sorted(others)) or 'each of its own'})")

@@ -13,13 +13,13 @@ from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.vocabulary import is_local, source_and_revision
-from verifier_svc.config import VerifierConfig
-from verifier_svc.execution.vllm.messages import EXTRA
+from verifier_svc.config import KV_TOKENS, VerifierConfig
+from verifier_svc.execution.executor import ExecutorLimits
+from verifier_svc.execution.vllm.messages import WorkerSettings
 from verifier_svc.execution.vllm.node_link import Nodes
 
 SUPPORTED = "0.32"
 """The minor version of vLLM whose internals `tests/vllm/test_contract.py` checks."""
-BLOCK_SIZE = 32
 MAX_SEQUENCES = 256
 """Sequences of one step, unless the arguments set it: vLLM reserves memory for each."""
 FIXED = {
@@ -41,13 +41,16 @@ FIXED = {
     "--decode-context-parallel-size": "a block holds the tokens of one rank alone",
     "--kv-transfer-config": "KV blocks are Slipstream's",
     "--enable-prefix-caching": "KV blocks are Slipstream's",
+    "--no-disable-hybrid-kv-cache-manager": "a session has one table of KV blocks",
     "--trust-remote-code": "code of a checkpoint is never run",
     "--load-format": "weights are safetensors",
-    "--enable-lora": "adapters are not supported",
+    "--enable-lora": "adapters are not served; merge one into its checkpoint (peft's merge_and_unload)",
     "--async-scheduling": "scheduling is Slipstream's",
     "--config": "options stand in VERIFIER_VLLM_ARGS itself",
 }
 """Options that VERIFIER_VLLM_ARGS may not hold, and why."""
+UNKNOWN_BYTES = 1
+"""Of KV for the tokens that are asked for, until the workers know the layers."""
 OF_ONE_NODE = ("node_rank", "additional_config")
 """vLLM's engine arguments that differ between the nodes of a group."""
 SHOWN = 400
@@ -118,11 +121,14 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
             raise InvalidArgument("VERIFIER_VLLM_ARGS holds --help or another option that ends the program.")
 
     source, revision = source_and_revision(config.model)
-    fixed = ["--model", source, "--max-model-len", str(min(model.max_length, config.kv_tokens))]
+    kv_tokens, step_tokens = kv_and_step_tokens(config)
+    # On a GPU the memory that is left sets the longest sequence, too.
+    longest = str(min(model.max_length, kv_tokens)) if kv_tokens else "auto"
+    fixed = ["--model", source, "--max-model-len", longest]
     fixed += [] if is_local(config.model) else ["--revision", revision, "--tokenizer-revision", revision]
-    fixed += ["--block-size", str(BLOCK_SIZE), "--dtype", config.dtype]
-    fixed += ["--max-num-batched-tokens", str(config.step_tokens)]
-    fixed += ["--max-num-seqs", str(min(config.step_tokens, MAX_SEQUENCES))]
+    fixed += ["--dtype", config.dtype]
+    fixed += ["--max-num-batched-tokens", str(step_tokens)] if step_tokens else []
+    fixed += ["--max-num-seqs", str(min(step_tokens or MAX_SEQUENCES, MAX_SEQUENCES))]
     fixed += ["--enforce-eager"] if current_platform.is_cpu() else []
     parser = EngineArgs.add_cli_args(Parser(allow_abbrev=False))  # FIXED has whole names
     parsed = EngineArgs.from_cli_args(parser.parse_args([*fixed, *check_settings(config)]))
@@ -130,12 +136,14 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
     parsed.load_format = "safetensors"
     parsed.worker_cls = "verifier_svc.execution.vllm.worker.StepWorker"
     parsed.distributed_executor_backend = "mp"
-    parsed.additional_config = {EXTRA: str(failures)}
+    parsed.additional_config = WorkerSettings(str(failures))
     parsed.disable_log_stats = True
     parsed.async_scheduling = False
     parsed.enable_prefix_caching = False  # ours is above
+    # Layers with a window keep the KV of all tokens as the others do: it is shared and rolled back by any length.
+    parsed.disable_hybrid_kv_cache_manager = True
     # A method that loads nothing: the worker has no speculator. What counts is the longest chain.
-    parsed.speculative_config = {"method": "ngram", "num_speculative_tokens": max(1, config.max_draft_tokens)}
+    parsed.speculative_config = {"method": "ngram", "num_speculative_tokens": max(1, config.most_draft_tokens)}
     return parsed
 
 
@@ -146,6 +154,7 @@ def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> t
     """
     import vllm.config.vllm
     from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
 
     args = engine_args(config, model, failures)
     shared = {"vllm": SUPPORTED, "kv_tokens": str(config.kv_tokens)} | {
@@ -155,13 +164,21 @@ def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> t
     }
     if current_platform.is_cpu():
         vllm.config.vllm.HAS_TRITON = True  # V2 asks for it; `cpu_kernels` stand in for its kernels
-    vllm_config = args.create_engine_config()
-    if vllm_config.model_config.get_sliding_window() is not None:  # known before the weights are loaded
-        raise unsupported("a sliding window")
-    cache = vllm_config.cache_config
-    if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
-        cache.kv_cache_memory_bytes = kv_bytes(vllm_config, config.kv_tokens)
+    vllm_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)  # whose defaults these are
+    check_layers(vllm_config.model_config)
+    cache, (kv_tokens, _) = vllm_config.cache_config, kv_and_step_tokens(config)
+    if kv_tokens and cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
+        cache.kv_cache_memory_bytes = UNKNOWN_BYTES
+        vllm_config.additional_config.kv_tokens = kv_tokens
     return vllm_config, shared
+
+
+def kv_and_step_tokens(config: VerifierConfig) -> tuple[int, int]:
+    """What the verifier asks for; 0 where vLLM decides: on a GPU, unless they are set."""
+    from vllm.platforms import current_platform
+
+    kv_tokens, step_tokens = (KV_TOKENS, ExecutorLimits().step_tokens) if current_platform.is_cpu() else (0, 0)
+    return config.kv_tokens or kv_tokens, config.step_tokens or step_tokens
 
 
 def nodes_of(vllm_config: Any) -> Nodes:
@@ -182,21 +199,15 @@ def refusal(error: Exception, failures: Path) -> FailedPrecondition:
     return FailedPrecondition(f"vLLM cannot serve this target: {shown}.", reason="VLLM_REFUSED")
 
 
+def check_layers(model: Any) -> None:
+    """`model`: vLLM's ModelConfig, which is there before a weight is. Raises FailedPrecondition for a model that keeps
+    more of a text than rows of KV."""
+    if model.is_hybrid or model.has_inner_state or model.is_attention_free:
+        raise unsupported("recurrent layers, whose state cannot be rolled back")
+
+
 def unsupported(what: str) -> FailedPrecondition:
-    return FailedPrecondition(
-        f"this target has {what}, and with vLLM only full attention is served. Use VERIFIER_ENGINE=embedded.",
-        reason="MODEL_UNSUPPORTED",
-    )
-
-
-def kv_bytes(vllm_config: Any, tokens: int) -> int:
-    """Bytes on each device of KV for so many tokens, and of vLLM's null block."""
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    heads = model.get_num_kv_heads(vllm_config.parallel_config)
-    layers = model.get_num_layers(vllm_config.parallel_config)
-    width = 1 if "fp8" in str(cache.cache_dtype) or "int8" in str(cache.cache_dtype) else model.dtype.itemsize
-    blocks = -(-tokens // cache.block_size) + 1
-    return int(2 * layers * heads * model.get_head_size() * width * cache.block_size * blocks)
+    return FailedPrecondition(f"this target has {what}: it is not served.", reason="MODEL_UNSUPPORTED")
 
 
 def check_version(version: str) -> None:

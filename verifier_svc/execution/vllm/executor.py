@@ -45,21 +45,23 @@ class VLLMExecutor:
         graphs = self.core.graphs
         if graphs.notice:
             log.warning(graphs.notice)
+        longest = min(model.max_length, self.core.max_length)
         self.model = replace(
             model,
+            max_length=longest,
             dtype=self.core.dtype,
             arithmetic=arithmetic(model.revision, self.core.precision),
             forward_path=graphs.path,
             forward_notice=graphs.notice,
         )
         pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
-        longest = min(model.max_length, config.kv_tokens)
-        self.requests = WorkerRequests(pool, longest, self.core.max_sequences, config.step_tokens, graphs)
+        self.requests = WorkerRequests(pool, longest, self.core.max_sequences, self.core.step_tokens, graphs)
         self.kv = self.requests.kv
         self.limits = ExecutorLimits(
-            config.max_draft_tokens,
+            config.most_draft_tokens,
             verifies_trees=False,
             max_sequences=self.core.max_sequences,
+            step_tokens=self.core.step_tokens,
             lossy_rules=False,
             scores_prompts=False,
         )
