@@ -143,6 +143,10 @@ class VerifierConfig:
         """`max_draft_tokens`, or the engine's."""
         return MAX_DRAFT_TOKENS[self.engine] if self.max_draft_tokens is None else self.max_draft_tokens
 
+    def most_prefill_tokens(self, step_tokens: int) -> int:
+        """`prefill_tokens`, or half of these."""
+        return self.prefill_tokens or max(1, step_tokens // 2)
+
     def local_methods(self) -> dict[str, str]:
         """Methods that draft inside the verifier, each with its draft model or an empty string.
 

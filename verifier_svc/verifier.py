@@ -87,7 +87,7 @@ async def _serving(
     await thread.run(executor.measure_costs, curve, step_tokens, config.measure_s)
     limits = StepLimits(
         step_tokens,
-        config.prefill_tokens or max(1, step_tokens // 2),
+        config.most_prefill_tokens(step_tokens),
         config.max_wait_s,
         executor.limits,
         config.always_speculate,

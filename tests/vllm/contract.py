@@ -129,6 +129,23 @@ RELIED = (
                 "self._candidates.setdefault(key")),
     Relied("v1/worker/gpu/cudagraph_utils.py", "BatchExecutionDescriptor",
            has=("num_tokens:", "uniform_token_count:", "num_active_loras:", "num_ubatches:")),
+    # What the engine of draft models relies on besides.
+    Relied("v1/executor/uniproc_executor.py", "UniProcExecutor._init_executor", has=("self.driver_worker",)),
+    Relied("v1/worker/worker_base.py", "WorkerWrapperBase", has=("self.worker",)),
+    Relied("v1/worker/gpu_worker.py", "Worker.determine_available_memory", "self",
+           has=("self.cache_config.kv_cache_memory_bytes",)),
+    Relied("v1/worker/cpu_worker.py", "CPUWorker.determine_available_memory", "self",
+           has=("self.cache_config.kv_cache_memory_bytes",)),
+    Relied(RUNNER, "GPUModelRunner.__init__", has=("set_default_max_concurrency(vllm_config.max_concurrent_batches)",)),
+    Relied(RUNNER, "GPUModelRunner.gather_batch_req_state",
+           has=("self.req_states.prefill_len.np", "one_token_ext", "decode_graph_eligible")),
+    Relied(STATES, "RequestState.__init__", has=("self.prefill_len = UvaBackedTensor(",)),
+    Relied(BUFFERS, "set_default_max_concurrency", "n"),
+    Relied(BUFFERS, "UvaBackedTensor.copy_to_uva", "self n"),
+    Relied(BUFFERS, "StagedWriteTensor.stage_write", "self index start x"),
+    Relied(BLOCKS, "BlockTables.append_block_ids", "self req_index new_block_ids overwrite",
+           has=("self.num_blocks.np[i, req_index] if not overwrite",)),
+    Relied(BLOCKS, "BlockTables.apply_staged_writes", "self", has=("self.num_blocks.copy_to_uva()",)),
     # What `cpu_kernels` stand in for.
     Relied(BUFFERS, "_apply_write_kernel",
            "output_ptr output_stride write_indices_ptr write_starts_ptr write_contents_ptr write_cu_lens_ptr "

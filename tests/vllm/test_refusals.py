@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.engine.vllm.options import check_cache
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from tests.vllm.conftest import open_executor
 from tests.vllm.system import LIMIT_S, until, workers
-from verifier_svc.execution.vllm.engine_core import check_cache
-from verifier_svc.execution.vllm.engine_options import check_version
+from verifier_svc.execution.vllm.engine_options import VERIFIER
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_kv_cache_that_is_not_a_row_for_each_token_of_one_table_is_refused() -
         vllm.SlidingWindowSpec(**heads, sliding_window=4),
         vllm.ChunkedLocalAttentionSpec(**heads, attention_chunk_size=4),
     )
-    check_cache(1, [full, window, full])
-    check_cache(1, [full, chunked])
+    check_cache(VERIFIER, 1, [full, window, full])
+    check_cache(VERIFIER, 1, [full, chunked])
     recurrent = vllm.MambaSpec(block_size=16, shapes=((1, 2),), dtypes=(torch.float32,))
     others = [
         (recurrent, "MambaSpec"),
@@ -89,17 +89,11 @@ def test_a_kv_cache_that_is_not_a_row_for_each_token_of_one_table_is_refused() -
     ]
     for spec, name in others:
         with pytest.raises(FailedPrecondition, match=rf"this target has a KV cache .*\({name}\): it is not served"):
-            check_cache(1, [full, spec])
+            check_cache(VERIFIER, 1, [full, spec])
     with pytest.raises(FailedPrecondition, match="a KV cache in 2 tables"):
-        check_cache(2, [full, window])
+        check_cache(VERIFIER, 2, [full, window])
 
 
 def test_settings_of_the_embedded_engine_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="VERIFIER_QUANTISATION"):
         open_executor(quantisation="int8")
-
-
-def test_another_minor_version_is_refused() -> None:
-    check_version("0.32.7")
-    with pytest.raises(FailedPrecondition, match=r"vLLM 0\.33\.0 is installed"):
-        check_version("0.33.0")

@@ -12,15 +12,16 @@ import multiprocessing.connection
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from slipstream.engine.engine import EngineLost
 from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.vllm.options import check_cache
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from verifier_svc.config import VerifierConfig
-from verifier_svc.execution.vllm.engine_options import engine_config, nodes_of, prepare_vllm, refusal, unsupported
+from verifier_svc.execution.vllm.engine_options import VERIFIER, engine_config, nodes_of, prepare_vllm, refusal
 from verifier_svc.execution.vllm.messages import Graphs, SampledStep, StepMasks
 from verifier_svc.execution.vllm.node_link import LeaderLink
 
@@ -29,9 +30,6 @@ FIRST_STEP_S = 300.0
 STATUS_S = 5.0
 """Seconds that a process's status may come after its sentinel: a killed one closes its files first."""
 KILL_AGAIN_S = 0.2
-ROW_BY_TOKEN = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-"""vLLM's kinds of KV cache in which a row belongs to one token and depends on those before it alone. MLA's is one, too:
-on vLLM's CPU build what reads its rows again gives other texts, and why is not known yet."""
 
 
 class EngineCore:
@@ -71,7 +69,7 @@ class EngineCore:
             self.dtype = str(model_config.dtype).removeprefix("torch.")
             self.precision = "-".join(filter(None, (model_config.quantization, self.dtype)))
             """The type, behind the quantiser if there is one."""
-            check_cache(len(self._cache.kv_cache_groups), self._executor.get_kv_cache_specs()[0].values())
+            check_cache(VERIFIER, len(self._cache.kv_cache_groups), self._executor.get_kv_cache_specs()[0].values())
             self.graphs: Graphs = self._call("graphs").result()
         except SlipstreamError:
             self.close()
@@ -227,15 +225,3 @@ def ends_of(workers: Sequence[Any]) -> str:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             return f"a vLLM worker {how}"
     return "a vLLM worker ended"
-
-
-def check_cache(tables: int, layers: Iterable[Any]) -> None:
-    """`layers`: vLLM's KVCacheSpec of each. Raises FailedPrecondition for a model whose KV is not one row for each
-    token in the blocks of one table: only that can be shared and rolled back by any length."""
-    others = {
-        type(each).__name__
-        for each in layers
-        if type(each).__name__ not in ROW_BY_TOKEN or each.tokens_per_state != 1 or getattr(each, "non_causal", False)
-    }
-    if others or tables != 1:
-        raise unsupported(f"a KV cache in {tables} tables of blocks ({', '.join(sorted(others)) or 'each of its own'})")

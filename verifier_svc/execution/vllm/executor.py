@@ -13,6 +13,7 @@ import numpy as np
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.model_info import DIGITS, ModelInfo
 from slipstream.engine.segment import Segment
+from slipstream.engine.vllm.scheduling import NULL_BLOCKS
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.tokenizer.grammar import Mask
@@ -23,7 +24,7 @@ from verifier_svc.estimators.cost_measurement import SESSIONS, MeasuredSteps, me
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.execution.vllm.engine_core import EngineCore
 from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters, StepLogprobs, StepMasks
-from verifier_svc.execution.vllm.requests import NULL_BLOCKS, RequestStep, WorkerRequests
+from verifier_svc.execution.vllm.requests import RequestStep, WorkerRequests
 from verifier_svc.session import Session
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ EXTRA = "slipstream"
 
 @dataclass(slots=True)
 class WorkerSettings:
-    """What a worker is given at its start, as vLLM's `additional_config`."""
+    """Settings of a worker from its start on, as vLLM's `additional_config`."""
 
     failures: str
     """The file in which it writes why it cannot start."""
@@ -30,7 +30,7 @@ class WorkerSettings:
     """Tokens that have room in the KV cache; 0: as many as vLLM's memory has."""
 
     def compute_hash(self) -> str:
-        """Of what decides a compiled model: nothing here. vLLM's cache of them would miss at each start otherwise."""
+        """Returns a constant: no setting here decides what is compiled, and vLLM's cache would miss at each start."""
         return ""
 
 

@@ -14,15 +14,16 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from verifier_svc.execution.vllm import cpu_kernels
+from slipstream.engine.vllm import cpu_kernels
 from verifier_svc.execution.vllm.messages import Graphs, SampledStep, StepMasks, WorkerSettings
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker  # first: it gives torch what CPUs lack
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
-from verifier_svc.execution.vllm.requests import NULL_BLOCKS
-from verifier_svc.execution.vllm.runner import take_place_of_vllms
+from slipstream.engine.vllm.device_runner import take_place
+from slipstream.engine.vllm.scheduling import NULL_BLOCKS
+from verifier_svc.execution.vllm.runner import StepRunner
 
 PR_SET_PDEATHSIG = 1
 
@@ -58,7 +59,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
     def init_device(self) -> None:
         self._unfinished = 0
         """Number of the step that began here and has not ended well; 0: none."""
-        take_place_of_vllms()
+        take_place(StepRunner)
         with self._explaining():
             super().init_device()
 
