@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -42,6 +43,7 @@ def kill(process: psutil.Process) -> None:
 
 
 def drafters() -> list[psutil.Process]:
-    """The drafters below this process."""
-    below = psutil.Process().children(recursive=True)
-    return [each for each in below if "drafter_svc" in each.cmdline() and each.cmdline()[0] == sys.executable]
+    """The drafters below this process that run in its environment, by whatever path it was found."""
+    environment = Path(sys.executable).parent.resolve()
+    below = [(each, each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    return [each for each, line in below if "drafter_svc" in line and Path(line[0]).parent.resolve() == environment]
