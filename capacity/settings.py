@@ -19,7 +19,7 @@ from verifier_svc.execution.executor import ExecutorLimits
 VERIFIER, DRAFTER = VerifierConfig(model="any"), DrafterConfig(model="any")
 """What a plan leaves out is as it is by default."""
 STEP_TOKENS = ExecutorLimits().step_tokens
-"""The embedded engine's."""
+"""Most tokens of a step of the embedded engine."""
 
 
 @dataclass(frozen=True)
