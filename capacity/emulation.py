@@ -34,7 +34,7 @@ LEAST_SHARE = 1e-9
 
 
 def model_of(acceptance: Acceptance) -> ModelInfo:
-    """What both models announce."""
+    """Facts that both models announce."""
     size = acceptance.width + 1
     return ModelInfo("guesses", "", size, f"guesses-{size}", LONGEST, "none", 0, (), batch_invariant=True)
 

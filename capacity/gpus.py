@@ -88,7 +88,7 @@ class GpuCost:
         return self.weight_bytes <= 0.9 * self.number * GPUS[self.gpu].memory
 
     def line(self) -> LinearCost:
-        """What a plan computes with."""
+        """Figures that a plan computes with."""
         gpu = GPUS[self.gpu]
         bandwidth = READ * self.number * gpu.bandwidth
         read_s = self.weight_bytes / bandwidth

@@ -100,14 +100,14 @@ def sentence(scenario: Scenario, plans: Sequence[FleetPlan]) -> str:
 
 
 def level_sentence(scenario: Scenario) -> str:
-    """How long a level of candidates takes beside the target's pass, of one session, and whether that can pay."""
+    """Seconds of a level of candidates beside the target's pass, of one session, and whether that can pay."""
     level_s, pass_s = scenario.drafting.cost(1, 1), scenario.verifying.cost(1, 1)
     share = level_s / pass_s
-    told = f"A draft level takes {_ms(level_s)} ms, {share:.2g} of the target's pass of {_ms(pass_s)} ms."
+    sentence = f"A draft level takes {_ms(level_s)} ms, {share:.2g} of the target's pass of {_ms(pass_s)} ms."
     if share <= MOST_LEVEL:
-        return told
+        return sentence
     return (
-        f"{told} Above {MOST_LEVEL:g} a drafter of its own does not pay: give it fewer bits, captured graphs or a "
+        f"{sentence} Above {MOST_LEVEL:g} a drafter of its own does not pay: give it fewer bits, captured graphs or a "
         "faster GPU, or draft with a head in the verifier."
     )
 
@@ -120,8 +120,8 @@ def gpu_table(model: str, times: Mapping[str, Mapping[int, float | None]]) -> Ta
     drawn.add_column("16 bits pay beside passes of")
     for name, by_bits in times.items():
         half = by_bits[BITS[0]]
-        told = "-" if half is None else f"{_ms(half / MOST_LEVEL)} ms and more"
-        drawn.add_row(name, *("-" if each is None else _ms(each) for each in by_bits.values()), told)
+        sentence = "-" if half is None else f"{_ms(half / MOST_LEVEL)} ms and more"
+        drawn.add_row(name, *("-" if each is None else _ms(each) for each in by_bits.values()), sentence)
     drawn.caption = "From data sheets (docs/gpu.md); - does not fit"
     return drawn
 

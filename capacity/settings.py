@@ -17,7 +17,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.executor import ExecutorLimits
 
 VERIFIER, DRAFTER = VerifierConfig(model="any"), DrafterConfig(model="any")
-"""What a plan leaves out is as it is by default."""
+"""Settings that a plan leaves out have their defaults."""
 STEP_TOKENS = ExecutorLimits().step_tokens
 """Most tokens of a step of the embedded engine."""
 

@@ -124,7 +124,7 @@ class SimulatedVerifier:
 
 
 class _Stream(GatewayStream):
-    """What is sent on it arrives at once."""
+    """Messages on it arrive at once."""
 
     def __init__(self, service: VerifierService, verifier: SimulatedVerifier) -> None:
         super().__init__(service)

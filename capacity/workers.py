@@ -40,7 +40,7 @@ MANY = 1 << 20
 
 
 def curve_of(cost: Cost) -> CostCurve:
-    """What a verifier knows of its costs when it has measured them."""
+    """Costs that a verifier knows when it has measured them."""
     curve = CostCurve()
     for size in BUCKETS:
         for sessions in SESSIONS:

@@ -16,6 +16,7 @@ from gateway.request_context import RequestContext
 from gateway.sessions.observer import RequestObserver, SessionObserver
 from gateway.sessions.output_stream import Event as StreamEvent
 from gateway.sessions.request_stats import MISSES, RoundCounters
+from gateway.telemetry.request_metrics import Objectives
 from slipstream.client.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SERVER_ERRORS, SlipstreamError
 from slipstream.telemetry import spans
@@ -26,10 +27,9 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 MOST_EVENTS = 128
 SUMMED = (spans.WAIT, spans.QUEUE, spans.BUBBLE, spans.COMPUTE, spans.WIRE, spans.COMMITTING)
 """Seconds of rounds, which their segment adds up."""
-SLOW_S = 10.0
-"""Requests that took longer have a span whatever was sampled, as `deploy/otel/collector.yaml` keeps them."""
 ROLLED_BACK = 48
-"""Rejected draft tokens from which a request has a span too, if they are ROLLED_BACK_PERCENT of those drafted."""
+"""Rejected draft tokens from which a request has a span whatever was sampled, if they are ROLLED_BACK_PERCENT of those
+drafted; `deploy/otel/collector.yaml` keeps the same requests."""
 ROLLED_BACK_PERCENT = 75
 
 CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
@@ -41,14 +41,14 @@ _request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 
 
 @contextmanager
-def traced(tracing: Tracing, name: str, context: RequestContext) -> Iterator[RequestObserver]:
+def traced(tracing: Tracing, name: str, context: RequestContext, objectives: Objectives) -> Iterator[RequestObserver]:
     """Around a call of a client; its trace's id becomes a trailer. A session that is started inside a request that is
     sampled is traced too; of any other request there is one span, if it turns out to be worth that."""
     trace = tracing.begin(name, dict(context.headers))
     if trace is None:
         yield RequestObserver()
         return
-    request = RequestTrace(trace, name, context)
+    request = RequestTrace(trace, name, context, objectives)
     if trace.sampled:
         context.trailers[TRACE_ID] = trace.id
     try:
@@ -82,8 +82,10 @@ def _present(request: RequestTrace) -> Iterator[None]:
 class RequestTrace(RequestObserver):
     """The span of one call of a client, from its arrival to its end."""
 
-    def __init__(self, trace: Trace, name: str, context: RequestContext) -> None:
+    def __init__(self, trace: Trace, name: str, context: RequestContext, objectives: Objectives) -> None:
         self.trace = trace
+        self._objectives = objectives
+        self._tpot_s = 0.0
         self._over_http = bool(context.http_route)
         self._began_s = trace.now()
         self._error = self._ended = False
@@ -149,7 +151,8 @@ class RequestTrace(RequestObserver):
     def end(self) -> bool:
         """Emit the request's span; whether it is worth one."""
         self._ended, ended_s = True, self.trace.now()
-        if not (self.trace.sampled or remarkable(self._attributes, ended_s - self._began_s, self._error)):
+        self._attributes[spans.LATE] = self._late(ended_s - self._began_s) or None
+        if not (self.trace.sampled or remarkable(self._attributes, self._error)):
             return False
         self.trace.emit(
             Span(
@@ -172,8 +175,15 @@ class RequestTrace(RequestObserver):
         operation = str(self._attributes[spans.OPERATION])
         return f"{operation} {model}" if model else operation
 
+    def _late(self, seconds: float) -> bool:
+        """Whether a request that took `seconds` missed the objectives; one without a token waited all the time."""
+        first_s = self._attributes.get(spans.FIRST_CHUNK)
+        return self._objectives.late(first_s if isinstance(first_s, float) else seconds, self._tpot_s, seconds)
+
     def _finished(self, finished: gateway_pb2.Finished) -> None:
         statistics = finished.statistics
+        if statistics.emitted > 1:
+            self._tpot_s = (statistics.e2e_s - statistics.ttft_s) / (statistics.emitted - 1)
         lost = statistics.drafted - statistics.accepted
         self._attributes |= {
             spans.FINISH_REASONS: (FINISH_REASONS.get(finished.reason, "unknown"),),
@@ -411,8 +421,8 @@ def current_context() -> Callable[[], types_pb2.TraceContext] | None:
     return None if request is None else request.trace.context
 
 
-def remarkable(attributes: Mapping[str, Value], seconds: float, failed: bool) -> bool:
-    """Whether a request failed, was slow, was moved to another verifier, or had most of many candidates rolled back.
+def remarkable(attributes: Mapping[str, Value], failed: bool) -> bool:
+    """Whether a request failed, was late, was moved to another verifier, or had most of many candidates rolled back.
     `attributes`: those of its span."""
 
     def least(key: str, limit: int) -> bool:
@@ -420,4 +430,4 @@ def remarkable(attributes: Mapping[str, Value], seconds: float, failed: bool) ->
         return isinstance(value, int) and value >= limit
 
     rolled_back = least(spans.ROLLED_BACK, ROLLED_BACK) and least(spans.ROLLED_BACK_PERCENT, ROLLED_BACK_PERCENT)
-    return failed or seconds >= SLOW_S or rolled_back or least(spans.REHOMED, 1)
+    return failed or attributes.get(spans.LATE) is True or rolled_back or least(spans.REHOMED, 1)

@@ -27,7 +27,9 @@ class GatewayObservers(Observers):
         self._tracing = tracing
 
     def watch_request(self, name: str, context: RequestContext) -> AbstractContextManager[RequestObserver]:
-        return super().watch_request(name, context) if self._tracing is None else traced(self._tracing, name, context)
+        if self._tracing is None:
+            return super().watch_request(name, context)
+        return traced(self._tracing, name, context, self.metrics.objectives)
 
     def admitting(self) -> AbstractContextManager[None]:
         return self.metrics.admitting()

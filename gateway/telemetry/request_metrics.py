@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from prometheus_client import Histogram
 
@@ -31,6 +32,9 @@ MEASURED_OUTCOMES = ("stop", "length")
 class Objectives:
     """Bounds that a good request keeps, in seconds; 0: no bound."""
 
+    UNBOUND_S: ClassVar[float] = 10.0
+    """Without bounds a request that took longer is late."""
+
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     slow_s: float = 0.0
@@ -38,6 +42,11 @@ class Objectives:
 
     def met(self, ttft_s: float, tpot_s: float) -> bool:
         return (not self.ttft_s or ttft_s <= self.ttft_s) and (not self.tpot_s or tpot_s <= self.tpot_s)
+
+    def late(self, ttft_s: float, tpot_s: float, e2e_s: float) -> bool:
+        """Whether a request is worth a look for its times alone. Where there is a bound, a long text is not."""
+        bound = self.ttft_s or self.tpot_s
+        return not self.met(ttft_s, tpot_s) if bound else e2e_s >= self.UNBOUND_S
 
 
 @dataclass(slots=True, eq=False)

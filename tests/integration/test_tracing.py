@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from gateway.store.memory import MemoryBackend
+from gateway.telemetry.request_metrics import Objectives
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import gateway_pb2, types_pb2
@@ -296,7 +297,7 @@ async def test_all_that_is_declared_is_sent(
     assert events[-1].finished.statistics.misses
     await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=started.session_id), metadata=(PARENT,)))
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    monkeypatch.setattr("gateway.telemetry.gateway_spans.SLOW_S", 0.0)  # whatever is not sampled is worth a span
+    monkeypatch.setattr(Objectives, "UNBOUND_S", 0.0)  # whatever is not sampled is worth a span
     await system.open([target], [])
     session = (await read_events(system.call(8, parent=None)))[0].started.session_id
     await read_events(system.stub.Resume(gateway_pb2.ResumeRequest(session_id=session)))

@@ -59,6 +59,7 @@ OTHERS = frozenset(
         *POD,
         "MODEL",
         "MODEL_REVISION",
+        "JAEGER_FOLDER",
         "JAEGER_LISTEN_HOST",
         "STORE_PASSWORD",
         "VALKEYCLI_AUTH",

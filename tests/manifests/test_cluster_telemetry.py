@@ -80,7 +80,7 @@ SPANS_OF_A_ROUND = {"notable": 0.2, "all": 4.0}
 
 
 @pytest.mark.parametrize("rounds", ["notable", "all"])
-def test_collector_and_jaeger_hold_what_production_sends(rounds: str) -> None:
+def test_the_collector_holds_what_production_sends(rounds: str) -> None:
     """Of the sampled share with all rounds; and of every request, since clients may ask, with notable ones."""
     documents = render(PRODUCTION)
     (gateway,) = (workload for workload in roles(documents) if workload.role == "gateway")
@@ -95,9 +95,37 @@ def test_collector_and_jaeger_hold_what_production_sends(rounds: str) -> None:
     assert 2 * spans * STEPS_A_S * share * verifiers * held_s * SPAN_BYTES < room * memory(documents, "otel-collector")
     steps = STEPS_A_S * (1 - (1 - share) ** SESSIONS) * verifiers
     assert 2 * steps * held_s < tail["num_traces"]
-    kept = re.search(r"max_traces: \$\{env:MAX_TRACES:-(\d+)\}", (DEPLOY / "jaeger/jaeger.yaml").read_text())
+
+
+SENT_BYTES, STORED_BYTES = 450, 2400
+"""Sizes of a span in OTLP and in Jaeger's store with its index, measured with 300 of docs/trace/request.jsonl."""
+LARGEST = 4 * SPANS_OF_A_REQUEST * SPANS_OF_A_ROUND["all"]
+"""Spans of a request of 2,000 rounds, each with spans of its own."""
+
+
+def test_jaegers_disk_holds_what_the_collector_keeps_in_the_worst_hour() -> None:
+    """Every request fails, is late and long, and was asked for."""
+    documents = render(PRODUCTION)
+    tail = yaml.safe_load((DEPLOY / "otel/collector.yaml").read_text())["processors"]["tail_sampling"]
+    by_policy = {policy["name"]: policy.get("and", {}).get("and_sub_policy", []) for policy in tail["policies"]}
+    rates = {
+        name: each["bytes_limiting"]
+        for name, policies in by_policy.items()
+        for each in policies
+        if each["type"] == "bytes_limiting"
+    }
+    assert set(rates) == {"errors", "late", "long", "asked-for"}
+    assert all(rate["burst_capacity"] > 2 * LARGEST * SENT_BYTES for rate in rates.values()), "one trace fits"
+    sent = sum(rate["bytes_per_second"] for rate in rates.values())
+    jaeger = yaml.safe_load((DEPLOY / "jaeger/jaeger.yaml").read_text())
+    [store] = jaeger["extensions"]["jaeger_storage"]["backends"].values()
+    kept = re.fullmatch(r"\$\{env:JAEGER_KEEP:-(\d+)h\}", store["badger"]["ttl"]["spans"])
     assert kept is not None
-    assert 1.5 * int(kept[1]) * SPANS_OF_A_REQUEST * SPAN_BYTES < memory(documents, "jaeger")
+    pod = find(documents, "Deployment", "jaeger")["spec"]["template"]["spec"]
+    folder = environment(pod["containers"][0], documents)["JAEGER_FOLDER"]
+    [volume] = (mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == folder)
+    [room] = (amount(each["emptyDir"]["sizeLimit"]) for each in pod["volumes"] if each["name"] == volume)
+    assert sent / SENT_BYTES * STORED_BYTES * 3600 * int(kept[1]) < 0.8 * room
 
 
 def memory(documents: Documents, deployment: str) -> float:

@@ -76,6 +76,7 @@ def test_the_collector_judges_requests_by_attributes_that_they_have_and_no_other
 requests = st.fixed_dictionaries(
     {},
     optional={
+        spans.LATE: st.just(True),
         spans.ROLLED_BACK: st.integers(40, 60),
         spans.ROLLED_BACK_PERCENT: st.integers(70, 100),
         spans.REHOMED: st.integers(0, 3),
@@ -84,31 +85,40 @@ requests = st.fixed_dictionaries(
 
 
 @settings(deadline=None)
-@given(requests, st.integers(9_990, 10_010), st.booleans())
-@example({spans.ROLLED_BACK: 48, spans.ROLLED_BACK_PERCENT: 75}, 0, False)
-@example({spans.REHOMED: 1}, 0, False)
-@example({}, 10_000, False)
-def test_gateway_and_collector_find_the_same_requests_remarkable(
-    attributes: dict[str, int], ms: int, failed: bool
-) -> None:
-    judging = [policy for policy in POLICIES if policy["type"] not in ("probabilistic", "boolean_attribute")]
-    assert remarkable(attributes, ms / 1000, failed) == any(keeps(policy, attributes, ms, failed) for policy in judging)
+@given(requests, st.booleans())
+@example({spans.ROLLED_BACK: 48, spans.ROLLED_BACK_PERCENT: 75}, False)
+@example({spans.REHOMED: 1}, False)
+@example({spans.LATE: True}, False)
+@example({}, True)
+def test_gateway_and_collector_find_the_same_requests_remarkable(attributes: dict[str, int], failed: bool) -> None:
+    judging = [policy for policy in POLICIES if policy["type"] != "probabilistic"]
+    assert remarkable(attributes, failed) == any(keeps(policy, attributes, failed) for policy in judging)
 
 
-def keeps(policy: dict[str, Any], attributes: dict[str, int], ms: int, failed: bool) -> bool:
+def keeps(policy: dict[str, Any], attributes: dict[str, int], failed: bool) -> bool:
     """What the collector's documentation says that a policy does."""
     asks = policy[policy["type"]]
     match policy["type"]:
         case "and":
-            return all(keeps(each, attributes, ms, failed) for each in asks["and_sub_policy"])
+            return all(keeps(each, attributes, failed) for each in asks["and_sub_policy"])
         case "status_code":
             return failed and asks["status_codes"] == ["ERROR"]
-        case "latency":
-            return bool(ms >= asks["threshold_ms"])
+        case "latency" | "bytes_limiting":  # a short trace, and not many
+            return policy["type"] == "bytes_limiting"
+        case "boolean_attribute":
+            return attributes.get(asks["key"]) is asks["value"]
         case "numeric_attribute":
             value = attributes.get(asks["key"])
             return value is not None and asks["min_value"] <= value <= asks["max_value"]
     raise AssertionError(f"nobody judges by {policy['type']} here")
+
+
+def test_a_request_that_the_decision_does_not_wait_for_is_kept_by_its_length() -> None:
+    """Its own span, by which the others are judged, comes when it ends."""
+    tail = configuration("otel/collector.yaml")["processors"]["tail_sampling"]
+    [length_ms] = (policy["latency"]["threshold_ms"] for policy in flat(POLICIES) if policy["type"] == "latency")
+    wait_ms = 1000 * int(tail["decision_wait"].removesuffix("s"))
+    assert 0.9 * wait_ms <= length_ms < wait_ms
 
 
 def test_one_machine_keeps_every_trace_and_a_fleet_one_in_a_hundred() -> None:

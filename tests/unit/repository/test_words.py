@@ -16,6 +16,7 @@ PRODUCT = (
     "verifier_svc",
     "training",
     "measurement",
+    "capacity",
     "tools",
     "examples",
     "k8s",
