@@ -103,7 +103,7 @@ def test_the_limits_in_comments_are_those_that_are_checked() -> None:
         f"At most {validation.MAX_NAMES}, of at most {validation.MAX_NAME_CHARACTERS} characters",
         f"at most {MAX_MESSAGES}.",
         f"at most {proto_conversion.MAX_LABEL_BYTES} bytes",
-        f"{sampling_params.MAX_NAMED_TOKENS} tokens of the vocabulary: each in [-100, 100]",
+        f"at most {sampling_params.MAX_NAMED_TOKENS} tokens, each bias in [-100, 100]",
         f"0 is greedy decoding; else in [{sampling_params.LEAST_TEMPERATURE:g}, 100]",
         f"In [{sampling_params.LEAST_REPETITION_PENALTY:g}, 100]; 1 is neutral",
         f"0 to {sampling_params.MAX_TOP_LOGPROBS}",

@@ -132,7 +132,17 @@ def loading_options(name: str, config: Any, dtype: str, device: str) -> dict[str
 
 
 def convert(name: str, model: Any) -> Any:
-    """Finishes a loaded model: a quantiser that replaces modules does it here."""
+    """Finishes a loaded model: a quantiser that replaces modules does it here.
+
+    Raises FailedPrecondition for a model without a layer that quantisers know: GPT-2's and its kin's are `Conv1D`.
+    """
+    head = model.get_output_embeddings()
+    if name and not any(isinstance(each, torch.nn.Linear) and each is not head for each in model.modules()):
+        raise FailedPrecondition(
+            f"{model.config.model_type} has no layer that can be quantised here; leave quantisation empty, or serve a "
+            "checkpoint that was quantised with vLLM.",
+            reason="QUANTISATION_UNREADABLE",
+        )
     if name != "int8-dynamic":
         return model
     try:

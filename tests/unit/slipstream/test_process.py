@@ -71,7 +71,7 @@ subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).st
         text=True,
         timeout=120,
     )
-    assert ended.stderr == "the process ends: the one that started it is gone\n"
+    assert ended.stderr == "the process ends: its parent process is gone\n"
 
 
 KEEPING = """

@@ -184,7 +184,7 @@ def test_code_in_a_checkpoint_never_runs(read: Any, model_type: str, tmp_path: P
         ({"model_type": "lfm2", "num_hidden_layers": 1, "layer_types": ["conv"]}, "conv"),
         ({"model_type": "llama4_text"}, "chunked_attention"),
         ({"model_type": "t5"}, "encoder-decoder"),
-        ({"model_type": "bloom"}, "cannot be replaced"),
+        ({"model_type": "roformer"}, "cannot be replaced"),
         ({"model_type": "git"}, "cannot be replaced"),
         ({"model_type": "vit"}, "no causal language model"),
     ],
