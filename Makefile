@@ -44,7 +44,7 @@ $(VLLM)/.ready: pyproject.toml requirements-vllm.txt
 	$(VLLM)/bin/python $(PIP_INSTALL) -c requirements-vllm.txt torch
 	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps -r requirements-vllm.txt
 	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
-	$(VLLM)/bin/python -m tools.importable vllm verifier_svc.service verifier_svc.execution.vllm.executor
+	$(VLLM)/bin/python -m tools.importable vllm verifier_svc.service verifier_svc.execution.vllm.executor drafter_svc.drafter slipstream.proposers.chain_model
 	touch $@
 
 demo: setup ## Start every role here and compare plain with speculative decoding
@@ -157,9 +157,9 @@ REGISTRY ?= slipstream
 BUILD ?=
 CUDA ?=
 PUSH ?=
-# With CUDA: workers for GPUs, and the verifier on vLLM beside the one on the embedded engine.
+# With CUDA: workers for GPUs, and those on vLLM beside those on the embedded engine.
 images: ## Build the roles' container images (ENGINE=docker|podman, REGISTRY, VERSION, CUDA=cu130, PUSH=1)
-	set -e; for role in gateway drafter-lookup drafter verifier $(if $(CUDA),verifier-vllm); do \
+	set -e; for role in gateway drafter-lookup drafter verifier $(if $(CUDA),drafter-vllm verifier-vllm); do \
 		image=$(REGISTRY)/$$role:$(VERSION); \
 		args="--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || true) $(BUILD)"; \
 		case $(CUDA):$$role in cu*:drafter | cu*:verifier) \

@@ -3,8 +3,9 @@
 usage: python -m benchmarks.launches     (fails if a step exceeds its budget)
 
 Passes of the shipped target (sessions x tokens, after 256 tokens of context), calls of the shipped draft model's
-proposer for 8 sessions, and sampling steps of vLLM's workers: 2 requests of 3 candidates, 32,000 tokens in the
-vocabulary, bf16 logits; with more requests there are as many launches. Everything runs on a
+proposer for 8 sessions, what they take beside the passes where vLLM computes those, and sampling steps of vLLM's
+workers: 2 requests of 3 candidates, 32,000 tokens in the vocabulary, bf16 logits; with more requests there are as many
+launches. Everything runs on a
 `benchmarks.virtual_gpu.VirtualGPU`, where an operator of torch is one launch. Waits are the places where the host stops
 until the device has done all that it was given: every copy to the host is one, so a call that returns tokens waits at
 least once; what a sampling step decides is copied by the caller. Bytes are those that launches read and write, as a
@@ -15,23 +16,29 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.processes import MODELS
 from benchmarks.records import Row, write
 from benchmarks.virtual_gpu import DEVICE, Remote, VirtualGPU, Work
+from slipstream.engine.devices import download
+from slipstream.engine.engine import HiddenRequest, ModelOutput
+from slipstream.engine.kvcache.block_pool import BlockPool
+from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.models.attention_layers import probe_layers
-from slipstream.engine.models.checkpoint import load_checkpoint
+from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
 from slipstream.engine.models.forward_trial import lean_decoder
 from slipstream.engine.models.packed_library import unpacked
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.proposers.base import ROOT, DeeperLevels, Proposal, ProposerContext
+from slipstream.proposers.chain_model import ChainProposer
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.vllm.messages import SessionParameters, StepMasks
@@ -83,6 +90,12 @@ BUDGETS = {
     "propose, T, levels: 4": Budget(560, 36, 4),
     "propose, top-p, levels: 1": Budget(190, 11, 1),
     "propose, top-p, levels: 4": Budget(760, 44, 4),
+    "chain, greedy, levels: 1": Budget(35, 1, 1),
+    "chain, greedy, levels: 4": Budget(140, 4, 1),
+    "chain, T, levels: 1": Budget(70, 3, 1),
+    "chain, T, levels: 4": Budget(280, 12, 1),
+    "chain, top-p, levels: 1": Budget(120, 5, 1),
+    "chain, top-p, levels: 4": Budget(480, 20, 1),
     "sampling, greedy": Budget(12, 2, 0, 3),
     "sampling, T": Budget(12, 2, 0, 3),
     "sampling, top-p": Budget(12, 2, 0, 3),
@@ -150,6 +163,46 @@ def proposals(gpu: VirtualGPU) -> dict[str, Work]:
                     answers = proposer.propose(contexts)
                     assert all(isinstance(each, Proposal) and each.levels == levels for each in answers)
                     found[f"propose, {name}, levels: {levels}"] = gpu.take()
+    return found
+
+
+class Passes:
+    """A `ChainEngine` whose logits are there at once: what is left of a call stands between vLLM's passes."""
+
+    batch_invariant = False
+    max_sequences = max_tokens = max_pending = 4096
+
+    def __init__(self) -> None:
+        self.kv = KVCache(BlockPool.holding(8192, 32), 2000)
+        self.model = describe_checkpoint(str(MODELS / "draft"))
+        self._drawn = torch.randn(SESSIONS, self.model.vocabulary_size, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        for each in segments:
+            each.sequence.ahead = each.tokens
+        return ModelOutput(Remote(4 * self._drawn))
+
+    def extend(self, sequences: Sequence[KVSequence], tokens: Tensor) -> Tensor:
+        for each in sequences:
+            each.ahead += 1
+        return Remote(4 * self._drawn)
+
+    def fetch(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return download(*tensors)
+
+
+def chains(gpu: VirtualGPU) -> dict[str, Work]:
+    """What a call of a draft model on vLLM takes beside its passes."""
+    found = {}
+    with gpu:
+        proposer = ChainProposer(Passes(), width=4, proposal_tokens=32)
+        for name in PROPOSED:
+            for levels in LEVELS:
+                contexts = [_context(f"{name} {levels} {at}", 100, name, levels) for at in range(SESSIONS)]
+                gpu.take()
+                answers = proposer.propose(contexts)
+                assert all(isinstance(each, Proposal) and each.levels == levels for each in answers)
+                found[f"chain, {name}, levels: {levels}"] = gpu.take()
     return found
 
 
@@ -221,7 +274,7 @@ def row(name: str, work: Work, logits: int | None) -> Row:
 
 def main() -> None:
     gpu = VirtualGPU()
-    computed, sampled = passes(gpu) | proposals(gpu), sampling_steps(gpu)
+    computed, sampled = passes(gpu) | proposals(gpu) | chains(gpu), sampling_steps(gpu)
     rows = [row(name, work, None) for name, work in computed.items()]
     rows += [row(name, work, logits_bytes()) for name, work in sampled.items()]
     write("launches", "python -m benchmarks.launches", rows)

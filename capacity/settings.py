@@ -14,9 +14,12 @@ from drafter_svc.config import DrafterConfig
 from slipstream.engine.emulated.model import ALTERNATIVES
 from slipstream.proposers.expansion import FEWEST
 from verifier_svc.config import VerifierConfig
+from verifier_svc.execution.executor import ExecutorLimits
 
 VERIFIER, DRAFTER = VerifierConfig(model="any"), DrafterConfig(model="any")
 """Settings that a plan leaves out have their defaults."""
+STEP_TOKENS = ExecutorLimits().step_tokens
+"""Most tokens of a step of the embedded engine."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Verifying:
     sessions: int = VERIFIER.max_sessions
     kv_tokens: int = 1 << 40
     max_draft_tokens: int = 8
-    step_tokens: int = VERIFIER.step_tokens
-    prefill_tokens: int = VERIFIER.prefill_tokens
+    step_tokens: int = STEP_TOKENS
+    prefill_tokens: int = VERIFIER.most_prefill_tokens(STEP_TOKENS)
     prompt_step_s: float = VERIFIER.prompt_step_s
     max_wait_s: float = VERIFIER.max_wait_s
     draft: Cost | None = None

@@ -10,8 +10,10 @@ from slipstream.proposers.base import ProposerSettings
 from slipstream.proposers.registry import find_method
 from slipstream.speculation.draft_distribution import MAX_TOKENS
 from slipstream.telemetry import logs
+from slipstream.tokenizer.vocabulary import EMULATED
 
 PREFIX = "DRAFTER_"
+ENGINES = ("embedded", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,11 @@ class DrafterConfig:
     model: str = ""
     """For the method `model`: a local folder, a GGUF file, a hub id (`owner/name@REVISION`), or `emulated:` with
     settings (`slipstream.engine.factory`)."""
+    engine: str = "embedded"
+    """Engine of the draft model: `embedded` (this project's engine) or `vllm` (in this process, on one GPU: captured
+    graphs, weights quantised beforehand; docs/gpu.md)."""
+    vllm_args: str = ""
+    """For `vllm`: further options of `vllm serve`, as `--quantization fp8`."""
     method: str = "model"
     """The drafting method, a name in `slipstream.proposers.registry`."""
     translate_for: str = ""
@@ -84,6 +91,7 @@ class DrafterConfig:
             )
         if method.needs_model and not self.model:
             raise InvalidArgument("DRAFTER_MODEL is not set; name a folder or hub id, or another DRAFTER_METHOD.")
+        self._check_engine()
         if not method.needs_model and self.translate_for:
             raise InvalidArgument(
                 f"DRAFTER_TRANSLATE_FOR does not apply to the method {self.method!r}; leave it unset."
@@ -95,6 +103,29 @@ class DrafterConfig:
             raise InvalidArgument(f"DRAFTER_PROPOSAL_TOKENS={self.proposal_tokens}; give at most {MAX_TOKENS}.")
         if self.corpus_tokens < 0 or self.corpus_tokens == 1:
             raise InvalidArgument(f"DRAFTER_CORPUS_TOKENS={self.corpus_tokens}; give 0 for none, or at least 2.")
+
+    def _check_engine(self) -> None:
+        if self.engine not in ENGINES:
+            raise InvalidArgument(f"DRAFTER_ENGINE={self.engine!r}; choose one of {', '.join(ENGINES)}.")
+        if self.engine == "vllm":
+            self._check_vllm()
+        elif self.vllm_args:
+            raise InvalidArgument("DRAFTER_VLLM_ARGS needs DRAFTER_ENGINE=vllm.")
+
+    def _check_vllm(self) -> None:
+        if self.method != "model":
+            raise InvalidArgument(f"DRAFTER_ENGINE=vllm runs a draft model; the method {self.method!r} has none.")
+        if self.model.startswith(f"{EMULATED}:"):
+            raise InvalidArgument(f"{self.model} has no weights; use DRAFTER_ENGINE=embedded.")
+        if self.translate_for:
+            raise InvalidArgument("DRAFTER_TRANSLATE_FOR needs trees of draft tokens; use DRAFTER_ENGINE=embedded.")
+        if self.device not in ("auto", "cuda"):
+            raise InvalidArgument(
+                f"DRAFTER_DEVICE={self.device} is for the embedded engine; vLLM takes the first GPU of "
+                "CUDA_VISIBLE_DEVICES."
+            )
+        if self.expand > 1:
+            raise InvalidArgument(f"DRAFTER_EXPAND={self.expand}; vLLM proposes chains, from one node in a step.")
 
     def proposer_settings(self) -> ProposerSettings:
         names = (field.name for field in fields(ProposerSettings) if field.name not in ("target", "lookahead"))

@@ -57,8 +57,8 @@ async def running(
     threads = threads_for(config.threads)
     async with ModelThread(threads if method.needs_model else 0, "draft-model") as thread:
         opened = await thread.run(factory, config)
-        expand = config.expand or FEWEST
-        if not config.expand and method.needs_model:
+        expand = min(config.expand or FEWEST, opened.expands)
+        if not config.expand and method.needs_model and opened.expands > FEWEST:
             expand = await thread.run(measured_expansion, opened.proposer)
             log.info("a pass expands %d nodes of a session (DRAFTER_EXPAND)", expand)
         scheduler = DraftScheduler(opened.proposer, DraftStepLimits(config.step_tokens, expand))

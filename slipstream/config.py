@@ -59,16 +59,19 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def require_positive(config: object, prefix: str, *names: str) -> None:
-    """Raises InvalidArgument naming the first field that is not above zero: a zero here would hang, not serve."""
+    """Raises InvalidArgument naming the first field that is set and not above zero: a zero here would hang, not
+    serve."""
     for name in names:
-        if not getattr(config, name) > 0:  # nor for what is no number
+        given = getattr(config, name)
+        if given is not None and not given > 0:  # nor for what is no number
             raise _refusal(config, prefix, name, "give a number above zero")
 
 
 def require_not_negative(config: object, prefix: str, *names: str) -> None:
-    """Raises InvalidArgument naming the first field that is below zero."""
+    """Raises InvalidArgument naming the first field that is set and below zero."""
     for name in names:
-        if not getattr(config, name) >= 0:
+        given = getattr(config, name)
+        if given is not None and not given >= 0:
             raise _refusal(config, prefix, name, "give 0 or more")
 
 
@@ -79,6 +82,7 @@ def _refusal(config: object, prefix: str, name: str, wanted: str) -> InvalidArgu
 _READERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     int: int,
+    int | None: int,
     float: float,
     bool: _boolean,
     tuple[str, ...]: _words,

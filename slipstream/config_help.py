@@ -58,6 +58,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
     match field.default:
         case dataclasses.MISSING:
             return "must be set"
+        case None:
+            return "unset"
         case "" | ():
             return "empty"
         case float() as number:

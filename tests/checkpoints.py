@@ -106,7 +106,12 @@ def common() -> dict[str, Any]:
 def save_checkpoint(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """A random fp32 checkpoint with a tokenizer of as many tokens; `changes` go to its configuration."""
     kind, special = FAMILIES[family]
-    config = getattr(transformers, kind)(**(_COMMON | special | changes))
+    return save_model(kind, special | changes, folder, seed)
+
+
+def save_model(kind: str, settings: dict[str, Any], folder: Path, seed: int = 0) -> Path:
+    """Likewise, of the library's configuration class of this name."""
+    config = getattr(transformers, kind)(**(_COMMON | settings))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(folder)

@@ -32,6 +32,7 @@ SWITCHED = (
     "pdb",
     "clients",
     "multi-gpu-verifier",
+    "vllm-drafter",
     "model-init",
     "model-cache",
     "model-images",
@@ -54,7 +55,7 @@ ONE_OF = (
     ("store-password", "store-elsewhere"),
 )
 """Groups of components of which at most one is on: switched on, it takes the other's place."""
-NEEDS = {"public-certificate": "mtls", "multi-gpu-verifier": "gpu-verifier"}
+NEEDS = {"public-certificate": "mtls", "multi-gpu-verifier": "gpu-verifier", "vllm-drafter": "gpu-drafter"}
 """Component that each of these needs."""
 SHORT_LIVED = {"GOGC": "off"}
 """Environment of kubectl and helm: a process of half a second spends a third of its CPU time on collecting garbage."""

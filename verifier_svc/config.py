@@ -16,6 +16,9 @@ from verifier_svc.wait_policy.draft_threshold import LEVELS
 
 PREFIX = "VERIFIER_"
 ENGINES = ("embedded", "vllm")
+MAX_DRAFT_TOKENS = {"embedded": 32, "vllm": 8}
+"""By engine: vLLM captures graphs for chains of up to so many, and verifies no trees."""
+KV_TOKENS = 65_536
 PROMPT_STEP_S = 0.1
 """Ten tokens a second: text still comes faster than it is read."""
 
@@ -47,18 +50,22 @@ class VerifierConfig:
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. For a target larger than one: `vllm`."""
     threads: int = 1
     """Threads of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
-    kv_tokens: int = 65_536
-    """Tokens of all sessions together that have room in the KV cache."""
+    kv_tokens: int | None = None
+    """Tokens of all sessions together that have room in the KV cache. Unset: 65,536; with `vllm` on a GPU as many as
+    its memory has room for."""
     max_sessions: int = 1024
     """Most sessions that are open here at a time; more are refused. One API key has at most seven for each free one."""
-    max_draft_tokens: int = 32
-    """Most candidates of one session in one step, whatever its policy asks for; 256 at most."""
+    max_draft_tokens: int | None = None
+    """Most candidates of one session in one step, whatever its policy asks for; 256 at most. Unset: 32; with `vllm`
+    8."""
     always_speculate: bool = False
     """True: steps wait for candidates and verify them even where that is slower than to do without. For tests."""
-    step_tokens: int = 512
-    """Most tokens of one forward pass."""
-    prefill_tokens: int = 256
-    """Most prompt tokens of one pass while other sessions decode; fewer where they would take longer than decoding."""
+    step_tokens: int | None = None
+    """Most tokens of one forward pass. Unset: 512; with `vllm` on a GPU vLLM's own (8,192 on an H100, 2,048 on small
+    ones)."""
+    prefill_tokens: int | None = None
+    """Most prompt tokens of one pass while other sessions decode; fewer where they would take longer than decoding.
+    Unset: half of `step_tokens`."""
     prompt_step_s: float = PROMPT_STEP_S
     """Seconds that a pass with prompts may take beside sessions that decode, where that is more than twice a pass
     without prompts. Behind a gateway with API keys twice is always the limit."""
@@ -117,19 +124,28 @@ class VerifierConfig:
         )
         require_not_negative(self, PREFIX, "measure_s", "grace_s", "prompt_step_s")
         require_positive(self, PREFIX, "vllm_step_timeout_s")
-        if self.max_draft_tokens > MOST_CANDIDATES:
+        if self.engine not in ENGINES:
+            raise InvalidArgument(f"VERIFIER_ENGINE={self.engine!r}; choose one of {', '.join(ENGINES)}.")
+        if self.most_draft_tokens > MOST_CANDIDATES:
             raise InvalidArgument(
                 f"VERIFIER_MAX_DRAFT_TOKENS={self.max_draft_tokens}; a pass takes {MOST_CANDIDATES} candidates of a "
                 "session at most."
             )
-        if self.engine not in ENGINES:
-            raise InvalidArgument(f"VERIFIER_ENGINE={self.engine!r}; choose one of {', '.join(ENGINES)}.")
         if self.vllm_args and self.engine != "vllm":
             raise InvalidArgument("VERIFIER_VLLM_ARGS needs VERIFIER_ENGINE=vllm.")
         if self.min_path_probability > 1.0:
             raise InvalidArgument(
                 f"VERIFIER_MIN_PATH_PROBABILITY={self.min_path_probability}; give a probability, 1 at most."
             )
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """`max_draft_tokens`, or the engine's."""
+        return MAX_DRAFT_TOKENS[self.engine] if self.max_draft_tokens is None else self.max_draft_tokens
+
+    def most_prefill_tokens(self, step_tokens: int) -> int:
+        """`prefill_tokens`, or half of these."""
+        return self.prefill_tokens or max(1, step_tokens // 2)
 
     def local_methods(self) -> dict[str, str]:
         """Methods that draft inside the verifier, each with its draft model or an empty string.

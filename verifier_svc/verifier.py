@@ -83,10 +83,11 @@ async def _serving(
     dial = dialer(DRAFTER, parts.certificates)
     sources = CandidateSources(model, config.min_path_probability, silence_s=config.silence_s, dial=dial)
     curve = CostCurve(free_candidates=config.always_speculate)
-    await thread.run(executor.measure_costs, curve, config.step_tokens, config.measure_s)
+    step_tokens = config.step_tokens or executor.limits.step_tokens
+    await thread.run(executor.measure_costs, curve, step_tokens, config.measure_s)
     limits = StepLimits(
-        config.step_tokens,
-        config.prefill_tokens,
+        step_tokens,
+        config.most_prefill_tokens(step_tokens),
         config.max_wait_s,
         executor.limits,
         config.always_speculate,
@@ -100,7 +101,7 @@ async def _serving(
     service_limits = ServiceLimits(
         model,
         config.max_sessions,
-        config.max_draft_tokens,
+        config.most_draft_tokens,
         executor.kv.blocks_total * executor.kv.block_size,
         AddressAllowlist(config.drafters_allowed),
         executor.limits.lossy_rules,

@@ -52,10 +52,11 @@ async def run(fleet: Fleet, addresses: AddressOptions) -> None:
         await fleet.stop()
 
 
-def _placed(methods: Sequence[str], draft_in_verifier: bool | None, threads: int, engine: str) -> Placement:
+def _placed(methods: Sequence[str], draft_in_verifier: bool | None, threads: int, fleet: FleetOptions) -> Placement:
     """Reports its choice."""
     cores = available_cores()
-    placement = place(cores, methods, draft_in_verifier, threads, computes_on_own_cores(engine))
+    own_cores, on_vllm = computes_on_own_cores(fleet.engine), fleet.methods_on_vllm(methods)
+    placement = place(cores, methods, draft_in_verifier, threads, own_cores, on_vllm)
     if draft_in_verifier is None or not threads:
         apart = [kind for kind in methods if kind not in placement.in_verifier]
         inside = f"drafters in the verifier {', '.join(placement.in_verifier) or 'none'}"
@@ -88,10 +89,11 @@ def serve(
         target = models.target or shipped_model("target")
         target = served_folder(target)
         drafters = {kind: _checked(kind, model, target, fleet.translate) for kind, model in drafters.items()}
-    if fleet.engine not in (EMBEDDED, "vllm"):
-        raise typer.BadParameter(f"no such engine: {fleet.engine}; choose {EMBEDDED} or vllm.")
+    for engine in (fleet.engine, fleet.draft_engine):
+        if engine not in (EMBEDDED, "vllm"):
+            raise typer.BadParameter(f"no such engine: {engine}; choose {EMBEDDED} or vllm.")
     with explained("serve"):
-        placed = _placed(list(drafters), draft_in_verifier, models.threads, fleet.engine)
+        placed = _placed(list(drafters), draft_in_verifier, models.threads, fleet)
         served = Fleet(target, drafters, models.dtype, placed.threads, fleet, in_verifier=placed.in_verifier)
         asyncio.run(run(served, addresses))
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import torch
 
 from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.model_info import ModelInfo
-from slipstream.engine.segment import Segment
+from slipstream.engine.segment import KVSequence, Segment
 from slipstream.errors import Unavailable
 
 
@@ -81,4 +81,25 @@ class Engine(Protocol):
         states of an engine that has none, OutOfRange beyond the reserved capacity or, for committed tokens, the model's
         maximum length. Nodes beyond that length get rows that mean nothing. An error leaves every sequence as it was.
         """
+        ...
+
+
+class ChainEngine(Engine, Protocol):
+    """An engine of chains, which goes on from what it computed without the host: a pass may read a token that only the
+    device knows. Its `forward` takes segments that are chains, and gives the logits of their last tokens alone."""
+
+    max_sequences: int
+    """Most sequences of one pass."""
+    max_tokens: int
+    """Most tokens of one pass."""
+    max_pending: int
+    """Most committed tokens of one sequence in one pass; the rest of `max_tokens` is for its candidates."""
+
+    def extend(self, sequences: Sequence[KVSequence], tokens: torch.Tensor) -> torch.Tensor:
+        """Computes one more token, int64 [N] on the device, behind what the last pass computed of each sequence.
+        Returns the logits float32 [N, V] behind it; waits for nothing. Raises OutOfRange where there is no room."""
+        ...
+
+    def fetch(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors on the host, by one copy, which waits for all passes."""
         ...

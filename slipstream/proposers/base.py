@@ -183,6 +183,10 @@ class ProposerSettings:
     corpus_salts: int = 16
     corpus_shared: bool = False
     lookahead: str = "4,3,3"
+    engine: str = "embedded"
+    vllm_args: str = ""
+    step_tokens: int = 512
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,8 @@ class OpenedProposer:
     tokens, the hidden states of all of them, and the target's likeliest token behind each."""
     open_window: Callable[[Hashable, list[int], frozenset[int]], LookaheadWindow] | None = None
     """The window that runs along in the target's passes, for a sequence's handle, tokens and end tokens."""
+    expands: int = UNLIMITED
+    """Most nodes of one sequence that a call expands."""
 
 
 def open_proposer(method: str, settings: ProposerSettings) -> OpenedProposer:

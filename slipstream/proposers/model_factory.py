@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 from tokenizers import Tokenizer
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.factory import open_engine
+from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import NotFound
 from slipstream.proposers.base import ROOT, OpenedProposer, ProposerContext, ProposerSettings
 from slipstream.proposers.cross_vocabulary.spelling import Spelling
@@ -40,6 +42,8 @@ def open_proposer(settings: ProposerSettings) -> OpenedProposer:
 
 
 def _open(settings: ProposerSettings) -> OpenedProposer:
+    if settings.engine == "vllm":
+        return _open_on_vllm(settings)
     engine = open_engine(
         settings.model, settings.dtype, settings.kv_tokens, settings.quantisation, settings.lean, settings.device
     )
@@ -47,16 +51,37 @@ def _open(settings: ProposerSettings) -> OpenedProposer:
         target = load_tokenizer(settings.translate_for)
         if fingerprint(target) != engine.model.fingerprint:
             return _open_translated(settings, engine, target)
-    grammars = Grammars.of(settings.model, engine.model)
-    grammars.prepare().result()
     proposer = ModelProposer(
         engine,
         width=settings.width,
         proposal_tokens=settings.proposal_tokens,
         sharpness=settings.sharpness,
-        grammars=grammars,
+        grammars=_grammars(settings, engine.model),
     )
     return OpenedProposer(engine.model, proposer)
+
+
+def _open_on_vllm(settings: ProposerSettings) -> OpenedProposer:
+    """Raises what `open_vllm_engine` raises."""
+    from slipstream.engine.vllm.engine import DraftOptions, open_vllm_engine
+    from slipstream.proposers.chain_model import ChainProposer
+
+    engine = open_vllm_engine(DraftOptions(*attrgetter(*DraftOptions._fields)(settings)))
+    proposer = ChainProposer(
+        engine,
+        width=settings.width,
+        proposal_tokens=settings.proposal_tokens,
+        sharpness=settings.sharpness,
+        grammars=_grammars(settings, engine.model),
+    )
+    return OpenedProposer(engine.model, proposer, expands=1)
+
+
+def _grammars(settings: ProposerSettings, model: ModelInfo) -> Grammars:
+    """Ready for the first structured output."""
+    grammars = Grammars.of(settings.model, model)
+    grammars.prepare().result()
+    return grammars
 
 
 def _open_translated(settings: ProposerSettings, engine: Engine, tokenizer: Tokenizer) -> OpenedProposer:

@@ -61,8 +61,7 @@ class NodeChooser:
             for place, nodes in zip(some, propose(some, own), strict=True):
                 answer = answers[place.index]
                 if not nodes:
-                    error = "the draft model's logits are NaN or infinite for this session."
-                    answers[place.index] = Internal(error, reason="BROKEN_NUMBERS")
+                    answers[place.index] = broken_numbers()
                 elif isinstance(answer, Proposal):
                     answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])
 
@@ -87,16 +86,19 @@ class NodeChooser:
     def _ranked(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
         """For the coupled rule: the likeliest winners with the target's own noise on the drafter's q. The first is the
         best node, the others may replace it."""
-        samplings = [place.context.sampling for place in places]
-        greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
         positions = [place.context.length + len(place.path) for place in places]
-        tokens, confidences = coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
-        tokens, confidences = download(tokens, confidences)
+        tokens, confidences = download(*self.rank([place.context for place in places], positions, processed))
         rows = zip(places, tokens.tolist(), confidences.tolist(), strict=True)
-        return [
-            [ProposedNode(place.node, token, sure) for token, sure in zip(row, confidence, strict=True) if token >= 0]
-            for place, row, confidence in rows
-        ]
+        return [ranked_nodes(place.node, row, confidence) for place, row, confidence in rows]
+
+    def rank(
+        self, contexts: Sequence[ProposerContext], positions: list[int], processed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`coupled_sampling.rank` of rows of these sequences, which decide the tokens at these positions; on the
+        device."""
+        samplings = [context.sampling for context in contexts]
+        greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
+        return coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
 
     def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
         """For the rule `rejection`: tokens really drawn from the sparse q that is sent along, siblings without
@@ -145,6 +147,15 @@ class Place:
         history = TokenHistory(_below(width, self.context.tokens[: self.context.prompt_length]))
         history.append(_below(width, self.committed_output))
         return logits_processor.SampledRow(sampling, history, tuple(self.path))
+
+
+def broken_numbers() -> Internal:
+    return Internal("the draft model's logits are NaN or infinite for this session.", reason="BROKEN_NUMBERS")
+
+
+def ranked_nodes(parent: int, tokens: Sequence[int], confidences: Sequence[float]) -> list[ProposedNode]:
+    """The nodes below `parent`, of one row of `NodeChooser.rank`."""
+    return [ProposedNode(parent, token, sure) for token, sure in zip(tokens, confidences, strict=True) if token >= 0]
 
 
 def within(rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:

@@ -79,8 +79,12 @@ class Fleet:
             settings |= {name: os.environ.get(f"DRAFTER_{name}", value) for name, value in OWN_CORPUS.items()}
             if options.translate and METHODS[kind].needs_model:
                 settings["TRANSLATE_FOR"] = target
+        pythons = dict.fromkeys(methods, sys.executable)
+        for kind in options.methods_on_vllm(methods):
+            methods[kind]["ENGINE"] = options.draft_engine
+            pythons[kind] = vllm_python()
         self.drafters = {
-            kind: Role("drafter_svc", _prefixed("DRAFTER_", settings) | self._tracing)
+            kind: Role("drafter_svc", _prefixed("DRAFTER_", settings) | self._tracing, pythons[kind])
             for kind, settings in methods.items()
         }
         self._addresses: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +72,12 @@ class FleetOptions:
     engine: Annotated[
         str, typer.Option(help="Executor of the target: embedded or vllm (`make setup-vllm`).", rich_help_panel=MODELS)
     ] = EMBEDDED
+    draft_engine: Annotated[
+        str,
+        typer.Option(
+            help="What runs the draft model: embedded, or vllm in a process of its own.", rich_help_panel=DRAFTING
+        ),
+    ] = EMBEDDED
     translate: Annotated[
         bool,
         typer.Option(
@@ -104,6 +111,10 @@ class FleetOptions:
             rich_help_panel=OBSERVATION,
         ),
     ] = False
+
+    def methods_on_vllm(self, methods: Iterable[str]) -> set[str]:
+        """Those that have a draft model, where vLLM runs it."""
+        return {kind for kind in methods if self.draft_engine != EMBEDDED and METHODS[kind].compares_tokenizers}
 
 
 @dataclass(frozen=True)

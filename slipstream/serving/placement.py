@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +22,16 @@ class Placement(NamedTuple):
 
 
 def place(
-    cores: int, methods: Sequence[str], draft_in_verifier: bool | None, threads: int, own_cores: bool
+    cores: int,
+    methods: Sequence[str],
+    draft_in_verifier: bool | None,
+    threads: int,
+    own_cores: bool,
+    own_process: Collection[str] = (),
 ) -> Placement:
     """Chooses the user's placement, and where it is None or 0 the best one measured. `own_cores`: the target computes
-    on these cores, not on a GPU nor in vLLM's workers.
+    on these cores, not on a GPU nor in vLLM's workers. `own_process`: methods that draft in a process of their own
+    whatever the user asked for.
 
     A lookup takes microseconds, less than a message to another process. On few cores a draft model's process takes the
     time of the verifier's threads, and its round trips wait for them. Elsewhere a core is left to it: more busy threads
@@ -37,7 +43,8 @@ def place(
     placed = tuple(
         kind
         for kind in methods
-        if inside or METHODS[kind].in_verifier_only or (lookups and not METHODS[kind].needs_model)
+        if kind not in own_process
+        and (inside or METHODS[kind].in_verifier_only or (lookups and not METHODS[kind].needs_model))
     )
     apart = len(placed) < len(methods)
     return Placement(placed, threads or max(1, cores - apart))

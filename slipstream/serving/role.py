@@ -31,6 +31,7 @@ OPTIONS = {
     "DRAFTER_TRANSLATE_FOR": "--translate",
     "VERIFIER_DRAFT_TRANSLATE": "--translate",
     "VERIFIER_ENGINE": "--engine",
+    "DRAFTER_ENGINE": "--draft-engine",
     "GATEWAY_CHAT_TEMPLATE": "--chat-template",
     "GATEWAY_LISTEN": "--listen",
     "GATEWAY_HTTP": "--http",

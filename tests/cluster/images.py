@@ -16,6 +16,7 @@ MODULES = {
     "drafter-lookup": "drafter_svc",
     "verifier": "verifier_svc",
     "verifier-vllm": "verifier_svc",
+    "drafter-vllm": "drafter_svc",
 }
 """By the image's name."""
 IN_IMAGE = "/opt/slipstream"
@@ -24,6 +25,8 @@ EMULATED = {
     "VERIFIER_MODEL": "emulated:base_ms=30&token_ms=0.2&vocabulary=4096",
     "DRAFTER_MODEL": "emulated:base_ms=4&acceptance=0.9&vocabulary=4096",
     "GATEWAY_TOKENIZER": str(ROOT / "models" / "target"),
+    "DRAFTER_ENGINE": "embedded",
+    "DRAFTER_VLLM_ARGS": "",
     "VERIFIER_DEVICE": "cpu",
     "DRAFTER_DEVICE": "cpu",
     "VERIFIER_DTYPE": "auto",

@@ -24,6 +24,7 @@ COMPONENTS = tuple(path.name for path in sorted((K8S / "components").iterdir()) 
 """For users: `models` is a part of three others."""
 NEEDS = {
     "multi-gpu-verifier": ["gpu-verifier"],
+    "vllm-drafter": ["gpu-drafter"],
     "public-certificate": ["mtls"],
     "multi-node-verifier": ["gpu-verifier", "multi-gpu-verifier"],
     "multi-node-autoscaling": ["gpu-verifier", "multi-gpu-verifier", "autoscaling", "multi-node-verifier"],

@@ -17,10 +17,17 @@ if importlib.util.find_spec("vllm") is None:
 
 
 def settings(**changes: Any) -> Any:
+    """Blocks are small, so that prompts of tests fill some: vLLM's own for CPUs have 128 tokens."""
     from tests.vllm.decoding import TARGET
     from verifier_svc.config import VerifierConfig
 
-    defaults = {"model": TARGET, "engine": "vllm", "dtype": "float32", "kv_tokens": 16_384}
+    defaults = {
+        "model": TARGET,
+        "engine": "vllm",
+        "dtype": "float32",
+        "kv_tokens": 16_384,
+        "vllm_args": "--block-size 32",
+    }
     return VerifierConfig(**(defaults | changes))
 
 

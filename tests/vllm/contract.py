@@ -19,6 +19,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 RUNNER, STATES = "v1/worker/gpu/model_runner.py", "v1/worker/gpu/states.py"
 INPUT, BLOCKS, BUFFERS = (f"v1/worker/gpu/{name}.py" for name in ("input_batch", "block_table", "buffer_utils"))
 OUTPUT, EXECUTOR = "v1/core/sched/output.py", "v1/executor/multiproc_executor.py"
+KV = "v1/kv_cache_interface.py"
 
 
 class Relied(NamedTuple):
@@ -60,6 +61,20 @@ RELIED = (
            has=("self.model_executor", "self.scheduler")),
     Relied("v1/engine/core.py", "EngineCore.shutdown"),
     Relied("v1/executor/abstract.py", "Executor.get_class"),
+    Relied("v1/executor/abstract.py", "Executor.get_kv_cache_specs", "self"),
+    Relied(KV, "KVCacheSpec", has=("block_size:", "def tokens_per_state", "def page_size_bytes")),
+    Relied(KV, "FullAttentionSpec", has=("non_causal:",)),
+    Relied(KV, "SlidingWindowSpec"),
+    Relied(KV, "ChunkedLocalAttentionSpec"),
+    Relied(KV, "KVCacheConfig", has=("num_blocks:", "kv_cache_groups:")),
+    Relied("v1/core/kv_cache_utils.py", "get_kv_cache_groups",
+           has=("disable_hybrid_kv_cache_manager", "unify_hybrid_kv_cache_specs(")),
+    Relied("config/model.py", "ModelConfig",
+           has=("def is_attention_free", "def is_hybrid", "def has_inner_state")),
+    Relied("v1/worker/gpu_worker.py", "Worker.determine_available_memory", "self",
+           has=("self.cache_config.kv_cache_memory_bytes",)),
+    Relied("v1/worker/cpu_worker.py", "CPUWorker.determine_available_memory", "self",
+           has=("self.cache_config.kv_cache_memory_bytes",)),
     Relied(EXECUTOR, "MultiprocExecutor.__init__", "self vllm_config monitor_workers"),
     Relied(EXECUTOR, "MultiprocExecutor.collective_rpc", "self method timeout args kwargs non_block unique_reply_rank"),
     Relied(EXECUTOR, "MultiprocExecutor._init_executor",
@@ -68,6 +83,7 @@ RELIED = (
     Relied(EXECUTOR, "WorkerProcHandle", has=("proc:",)),
     Relied("config/parallel.py", "ParallelConfig", has=("master_addr:", "master_port:", "node_rank:", "nnodes:")),
     Relied("config/speculative.py", "SpeculativeConfig", has=("num_speculative_tokens_per_batch_size:",)),
+    Relied("config/vllm.py", "VllmConfig.compute_hash", has=("additional_config.compute_hash()",)),
     Relied("config/vllm.py", "VllmConfig._validate_v2_model_runner", has=("HAS_TRITON",)),
     Relied("triton_utils/dispatcher.py", "register_kernels", "overrides"),
     Relied("v1/worker/gpu_worker.py", "Worker.execute_model", "self scheduler_output"),
@@ -113,6 +129,23 @@ RELIED = (
                 "self._candidates.setdefault(key")),
     Relied("v1/worker/gpu/cudagraph_utils.py", "BatchExecutionDescriptor",
            has=("num_tokens:", "uniform_token_count:", "num_active_loras:", "num_ubatches:")),
+    # What the engine of draft models relies on besides.
+    Relied("v1/executor/uniproc_executor.py", "UniProcExecutor._init_executor", has=("self.driver_worker",)),
+    Relied("v1/worker/worker_base.py", "WorkerWrapperBase", has=("self.worker",)),
+    Relied("v1/worker/gpu_worker.py", "Worker.determine_available_memory", "self",
+           has=("self.cache_config.kv_cache_memory_bytes",)),
+    Relied("v1/worker/cpu_worker.py", "CPUWorker.determine_available_memory", "self",
+           has=("self.cache_config.kv_cache_memory_bytes",)),
+    Relied(RUNNER, "GPUModelRunner.__init__", has=("set_default_max_concurrency(vllm_config.max_concurrent_batches)",)),
+    Relied(RUNNER, "GPUModelRunner.gather_batch_req_state",
+           has=("self.req_states.prefill_len.np", "one_token_ext", "decode_graph_eligible")),
+    Relied(STATES, "RequestState.__init__", has=("self.prefill_len = UvaBackedTensor(",)),
+    Relied(BUFFERS, "set_default_max_concurrency", "n"),
+    Relied(BUFFERS, "UvaBackedTensor.copy_to_uva", "self n"),
+    Relied(BUFFERS, "StagedWriteTensor.stage_write", "self index start x"),
+    Relied(BLOCKS, "BlockTables.append_block_ids", "self req_index new_block_ids overwrite",
+           has=("self.num_blocks.np[i, req_index] if not overwrite",)),
+    Relied(BLOCKS, "BlockTables.apply_staged_writes", "self", has=("self.num_blocks.copy_to_uva()",)),
     # What `cpu_kernels` stand in for.
     Relied(BUFFERS, "_apply_write_kernel",
            "output_ptr output_stride write_indices_ptr write_starts_ptr write_contents_ptr write_cu_lens_ptr "

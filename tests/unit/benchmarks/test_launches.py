@@ -32,6 +32,23 @@ def test_proposals_stay_within_their_budgets() -> None:
     assert len(found) == 6 and not launches.exceeded(found)
 
 
+def test_chains_on_vllm_stay_within_their_budgets_and_are_read_once() -> None:
+    found = launches.chains(VirtualGPU())
+    assert len(found) == 6 and not launches.exceeded(found)
+
+
+def test_a_chain_whose_tokens_are_read_between_two_levels_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    extend = launches.Passes.extend
+
+    def reading(passes: launches.Passes, sequences: Any, tokens: torch.Tensor) -> torch.Tensor:
+        assert tokens.tolist()
+        return extend(passes, sequences, tokens)
+
+    monkeypatch.setattr(launches.Passes, "extend", reading)
+    over = launches.exceeded(launches.chains(VirtualGPU()))
+    assert any("chain, T, levels: 4: to_host 4 > 1" in each for each in over)
+
+
 def test_sampling_steps_stay_within_their_budgets() -> None:
     found = launches.sampling_steps(VirtualGPU())
     assert len(found) == 6 and not launches.exceeded(found)
@@ -41,7 +58,7 @@ def test_sampling_steps_stay_within_their_budgets() -> None:
 
 
 def test_every_step_has_a_budget() -> None:
-    kinds = len(launches.PASSES) + len(launches.PROPOSED) * len(launches.LEVELS) + len(launches.SAMPLINGS) + 1
+    kinds = len(launches.PASSES) + 2 * len(launches.PROPOSED) * len(launches.LEVELS) + len(launches.SAMPLINGS) + 1
     assert len(launches.BUDGETS) == kinds
 
 

@@ -125,7 +125,8 @@ def test_make_builds_every_image_and_those_for_gpus_with_their_cuda(cuda: str) -
     workers = "-cuda" if cuda else ""
     expected = {"gateway": "r/gateway:9", "drafter-lookup": "r/drafter-lookup:9"}
     expected |= {role: f"r/{role}:9{workers}" for role in ("drafter", "verifier")}
-    assert built == expected | ({"verifier-vllm": "r/verifier-vllm:9"} if cuda else {})
+    expected |= {f"{role}-vllm": f"r/{role}-vllm:9" for role in ("drafter", "verifier") if cuda}
+    assert built == expected
     assert set(built) <= set(stages(DOCKERFILE))
     indexed = {re.findall(r"--target (\S+)", line)[0] for line in lines if f"/whl/{cuda} " in line and cuda}
     assert indexed == ({"drafter", "verifier"} if cuda else set())
@@ -273,5 +274,5 @@ def test_the_workflow_publishes_what_make_builds() -> None:
         )
         assert all("--push --sbom=true" in line for line in printed.stdout.splitlines())
         built.update(re.findall(r" -t (\S+)", printed.stdout))
-    roles = {"gateway", "drafter", "drafter-lookup", "verifier", "verifier-vllm"}
+    roles = {"gateway", "drafter", "drafter-lookup", "verifier", "drafter-vllm", "verifier-vllm"}
     assert built == {f"r/{role}:9.1.0" for role in roles} | {f"r/{role}:9.1.0-cuda" for role in ("drafter", "verifier")}

@@ -18,9 +18,10 @@ from typing import Any
 
 from slipstream.engine.engine import EngineLost
 from slipstream.engine.model_info import ModelInfo
+from slipstream.engine.vllm.options import check_cache
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from verifier_svc.config import VerifierConfig
-from verifier_svc.execution.vllm.engine_options import engine_config, nodes_of, prepare_vllm, refusal, unsupported
+from verifier_svc.execution.vllm.engine_options import VERIFIER, engine_config, nodes_of, prepare_vllm, refusal
 from verifier_svc.execution.vllm.messages import Graphs, SampledStep, StepMasks
 from verifier_svc.execution.vllm.node_link import LeaderLink
 
@@ -61,14 +62,14 @@ class EngineCore:
                 raise refusal(error, failures) from error
             finally:
                 self._opened.set()
-        self._executor = self._core.model_executor
+        self._executor, self._cache = self._core.model_executor, self._core.scheduler.kv_cache_config
         threading.Thread(target=self._watch, name="vllm-worker-watch", daemon=True).start()
         try:
             model_config = self._core.vllm_config.model_config
             self.dtype = str(model_config.dtype).removeprefix("torch.")
             self.precision = "-".join(filter(None, (model_config.quantization, self.dtype)))
             """The type, behind the quantiser if there is one."""
-            _check_cache(self._core.scheduler.kv_cache_config)
+            check_cache(VERIFIER, len(self._cache.kv_cache_groups), self._executor.get_kv_cache_specs()[0].values())
             self.graphs: Graphs = self._call("graphs").result()
         except SlipstreamError:
             self.close()
@@ -76,17 +77,28 @@ class EngineCore:
 
     @property
     def block_size(self) -> int:
-        return int(self._core.vllm_config.cache_config.block_size)
+        """Tokens of a block, as vLLM chose it for the model's attention."""
+        return int(self._cache.kv_cache_groups[0].kv_cache_spec.block_size)
 
     @property
     def blocks(self) -> int:
         """Blocks of the KV cache, vLLM's null block included."""
-        return int(self._core.vllm_config.cache_config.num_gpu_blocks)
+        return int(self._cache.num_blocks)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self._core.vllm_config.model_config.max_model_len)
 
     @property
     def max_sequences(self) -> int:
         """Most sequences of one step."""
         return int(self._core.vllm_config.scheduler_config.max_num_seqs)
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of one step."""
+        return int(self._core.vllm_config.scheduler_config.max_num_batched_tokens)
 
     @property
     def lost(self) -> str:
@@ -213,13 +225,3 @@ def ends_of(workers: Sequence[Any]) -> str:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             return f"a vLLM worker {how}"
     return "a vLLM worker ended"
-
-
-def _check_cache(kv_cache: Any) -> None:
-    """Raises FailedPrecondition for a model whose KV is not that of one kind of full attention."""
-    specs = [group.kv_cache_spec for group in kv_cache.kv_cache_groups]
-    kinds = sorted({type(spec).__name__ for spec in specs})
-    if len(specs) != 1 or kinds != ["FullAttentionSpec"]:
-        raise unsupported(f"{len(specs)} kinds of KV cache ({', '.join(kinds)})")
-    if specs[0].sliding_window is not None or specs[0].attention_chunk_size is not None:
-        raise unsupported("a window")

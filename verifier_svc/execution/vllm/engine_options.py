@@ -1,141 +1,52 @@
-"""vLLM's engine arguments from the verifier's settings: what the executor relies on is fixed, the rest free."""
+"""vLLM's engine arguments for a target, from the verifier's settings."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from slipstream.engine.cpu_cores import threads_for
 from slipstream.engine.model_info import ModelInfo
-from slipstream.errors import FailedPrecondition, InvalidArgument
-from slipstream.tokenizer.vocabulary import is_local, source_and_revision
-from verifier_svc.config import VerifierConfig
-from verifier_svc.execution.vllm.messages import EXTRA
+from slipstream.engine.vllm import options
+from slipstream.engine.vllm.options import MAX_SEQUENCES, SUPPORTED, VLLMModel, VLLMRole
+from slipstream.errors import FailedPrecondition
+from verifier_svc.config import KV_TOKENS, VerifierConfig
+from verifier_svc.execution.executor import ExecutorLimits
+from verifier_svc.execution.vllm.messages import WorkerSettings
 from verifier_svc.execution.vllm.node_link import Nodes
 
-SUPPORTED = "0.32"
-"""The minor version of vLLM whose internals `tests/vllm/test_contract.py` checks."""
-BLOCK_SIZE = 32
-MAX_SEQUENCES = 256
-"""Sequences of one step, unless the arguments set it: vLLM reserves memory for each."""
-FIXED = {
-    "--model": "it is VERIFIER_MODEL",
-    "--revision": "it stands after the @ of VERIFIER_MODEL",
-    "--tokenizer-revision": "it stands after the @ of VERIFIER_MODEL",
-    "--dtype": "it is VERIFIER_DTYPE",
-    "--max-num-batched-tokens": "it is VERIFIER_STEP_TOKENS",
-    "--speculative-config": "candidates come from Slipstream's drafters",
-    "--worker-cls": "sampling is Slipstream's",
-    "--scheduler-cls": "scheduling is Slipstream's",
-    "--distributed-executor-backend": "workers are vLLM's own processes, on each node",
-    "--additional-config": "it carries Slipstream's own settings",
-    "--pipeline-parallel-size": "pipelines of steps are not supported; use --tensor-parallel-size",
-    "-pp": "pipelines of steps are not supported; use --tensor-parallel-size",
-    "-dp": "start one verifier for each replica",
-    "--data-parallel-size": "start one verifier for each replica",
-    "-dcp": "a block holds the tokens of one rank alone",
-    "--decode-context-parallel-size": "a block holds the tokens of one rank alone",
-    "--kv-transfer-config": "KV blocks are Slipstream's",
-    "--enable-prefix-caching": "KV blocks are Slipstream's",
-    "--trust-remote-code": "code of a checkpoint is never run",
-    "--load-format": "weights are safetensors",
-    "--enable-lora": "adapters are not supported",
-    "--async-scheduling": "scheduling is Slipstream's",
-    "--config": "options stand in VERIFIER_VLLM_ARGS itself",
-}
-"""Options that VERIFIER_VLLM_ARGS may not hold, and why."""
+VERIFIER = VLLMRole("verifier", "target")
+UNKNOWN_BYTES = 1
+"""Bytes of KV for the tokens that are asked for, until the workers know the layers."""
 OF_ONE_NODE = ("node_rank", "additional_config")
 """vLLM's engine arguments that differ between the nodes of a group."""
-SHOWN = 400
-"""Characters of vLLM's own sentence in ours."""
 
 
 def prepare_vllm(config: VerifierConfig) -> None:
     """Makes vLLM ready to be used in this process. Raises InvalidArgument for settings, FailedPrecondition for a vLLM
     that is missing or another version."""
     check_settings(config)
-    prepare_environment(config)
-    try:
-        import vllm
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"vLLM is not installed for this interpreter ({error}); run `make setup-vllm`, or set "
-            "SLIPSTREAM_VLLM_PYTHON.",
-            reason="VLLM_MISSING",
-        ) from error
-    check_version(vllm.__version__)
-
-
-def prepare_environment(config: VerifierConfig) -> None:
-    """Sets vLLM's variables before it is imported; what the operator set stays, where it can."""
-    os.environ.update(
-        VLLM_USE_V2_MODEL_RUNNER="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="1",
-        VLLM_WORKER_MULTIPROC_METHOD="spawn",
-        OMP_NUM_THREADS=str(threads_for(config.threads)),
-    )
-    defaults = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",
-    }
-    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if openmp.exists():  # in the workers alone: it is read when a process starts
-        defaults["LD_PRELOAD"] = str(openmp)
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    options.prepare_vllm(config.threads)
 
 
 def check_settings(config: VerifierConfig) -> list[str]:
     """The words of VERIFIER_VLLM_ARGS. Raises InvalidArgument for settings that vLLM does not have or may not get."""
-    if config.quantisation:
-        raise InvalidArgument("VERIFIER_QUANTISATION is for the embedded engine; give vLLM's in VERIFIER_VLLM_ARGS.")
-    words = _words(config.vllm_args)
-    for word in words:
-        option = word.partition("=")[0].replace("_", "-")
-        if option in FIXED:
-            raise InvalidArgument(f"VERIFIER_VLLM_ARGS holds {option}, which cannot be set: {FIXED[option]}.")
-    return words
+    return options.checked_words(VERIFIER, config.vllm_args, config.quantisation)
 
 
 def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any:
     """vLLM's EngineArgs. Workers write into `failures` why they could not start. Raises InvalidArgument."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.platforms import current_platform
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
-        def error(self, message: str) -> None:
-            raise InvalidArgument(f"VERIFIER_VLLM_ARGS cannot be read: {message}.")
-
-        def exit(self, status: int = 0, message: str | None = None) -> None:
-            raise InvalidArgument("VERIFIER_VLLM_ARGS holds --help or another option that ends the program.")
-
-    source, revision = source_and_revision(config.model)
-    fixed = ["--model", source, "--max-model-len", str(min(model.max_length, config.kv_tokens))]
-    fixed += [] if is_local(config.model) else ["--revision", revision, "--tokenizer-revision", revision]
-    fixed += ["--block-size", str(BLOCK_SIZE), "--dtype", config.dtype]
-    fixed += ["--max-num-batched-tokens", str(config.step_tokens)]
-    fixed += ["--max-num-seqs", str(min(config.step_tokens, MAX_SEQUENCES))]
-    fixed += ["--enforce-eager"] if current_platform.is_cpu() else []
-    parser = EngineArgs.add_cli_args(Parser(allow_abbrev=False))  # FIXED has whole names
-    parsed = EngineArgs.from_cli_args(parser.parse_args([*fixed, *check_settings(config)]))
-    parsed.trust_remote_code = False
-    parsed.load_format = "safetensors"
+    kv_tokens, step_tokens = kv_and_step_tokens(config)
+    # On a GPU the memory that is left sets the longest sequence, too.
+    longest = min(model.max_length, kv_tokens) if kv_tokens else 0
+    most = min(step_tokens or MAX_SEQUENCES, MAX_SEQUENCES)
+    target = VLLMModel(config.model, config.dtype, longest, step_tokens, most)
+    parsed = options.engine_args(VERIFIER, target, check_settings(config))
     parsed.worker_cls = "verifier_svc.execution.vllm.worker.StepWorker"
     parsed.distributed_executor_backend = "mp"
-    parsed.additional_config = {EXTRA: str(failures)}
-    parsed.disable_log_stats = True
-    parsed.async_scheduling = False
-    parsed.enable_prefix_caching = False  # ours is above
+    parsed.additional_config = WorkerSettings(str(failures))
     # A method that loads nothing: the worker has no speculator. What counts is the longest chain.
-    parsed.speculative_config = {"method": "ngram", "num_speculative_tokens": max(1, config.max_draft_tokens)}
+    parsed.speculative_config = {"method": "ngram", "num_speculative_tokens": max(1, config.most_draft_tokens)}
     return parsed
 
 
@@ -144,24 +55,27 @@ def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> t
 
     Raises InvalidArgument for options, FailedPrecondition for a model that is not served, else vLLM's own errors.
     """
-    import vllm.config.vllm
-    from vllm.platforms import current_platform
-
     args = engine_args(config, model, failures)
     shared = {"vllm": SUPPORTED, "kv_tokens": str(config.kv_tokens)} | {
         each.name: str(value)
         for each in fields(args)
         if each.name not in OF_ONE_NODE and isinstance(value := getattr(args, each.name), str | int | float)
     }
-    if current_platform.is_cpu():
-        vllm.config.vllm.HAS_TRITON = True  # V2 asks for it; `cpu_kernels` stand in for its kernels
-    vllm_config = args.create_engine_config()
-    if vllm_config.model_config.get_sliding_window() is not None:  # known before the weights are loaded
-        raise unsupported("a sliding window")
-    cache = vllm_config.cache_config
-    if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
-        cache.kv_cache_memory_bytes = kv_bytes(vllm_config, config.kv_tokens)
+    vllm_config = options.engine_config(args)
+    options.check_layers(VERIFIER, vllm_config.model_config)
+    cache, (kv_tokens, _) = vllm_config.cache_config, kv_and_step_tokens(config)
+    if kv_tokens and cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
+        cache.kv_cache_memory_bytes = UNKNOWN_BYTES
+        vllm_config.additional_config.kv_tokens = kv_tokens
     return vllm_config, shared
+
+
+def kv_and_step_tokens(config: VerifierConfig) -> tuple[int, int]:
+    """Tokens that the verifier asks for; 0 where vLLM decides: on a GPU, unless they are set."""
+    from vllm.platforms import current_platform
+
+    kv_tokens, step_tokens = (KV_TOKENS, ExecutorLimits().step_tokens) if current_platform.is_cpu() else (0, 0)
+    return config.kv_tokens or kv_tokens, config.step_tokens or step_tokens
 
 
 def nodes_of(vllm_config: Any) -> Nodes:
@@ -177,38 +91,4 @@ def refusal(error: Exception, failures: Path) -> FailedPrecondition:
         why = "a worker ended at its start without a word, as one does that the kernel kills for its memory"
     else:
         why = f"{type(error).__name__}: {error}"
-    lines = [line.strip() for line in why.splitlines() if line.strip()]
-    shown = " ".join(lines).partition(" [type=")[0][:SHOWN].rstrip(". ")  # what pydantic adds is of no use
-    return FailedPrecondition(f"vLLM cannot serve this target: {shown}.", reason="VLLM_REFUSED")
-
-
-def unsupported(what: str) -> FailedPrecondition:
-    return FailedPrecondition(
-        f"this target has {what}, and with vLLM only full attention is served. Use VERIFIER_ENGINE=embedded.",
-        reason="MODEL_UNSUPPORTED",
-    )
-
-
-def kv_bytes(vllm_config: Any, tokens: int) -> int:
-    """Bytes on each device of KV for so many tokens, and of vLLM's null block."""
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    heads = model.get_num_kv_heads(vllm_config.parallel_config)
-    layers = model.get_num_layers(vllm_config.parallel_config)
-    width = 1 if "fp8" in str(cache.cache_dtype) or "int8" in str(cache.cache_dtype) else model.dtype.itemsize
-    blocks = -(-tokens // cache.block_size) + 1
-    return int(2 * layers * heads * model.get_head_size() * width * cache.block_size * blocks)
-
-
-def check_version(version: str) -> None:
-    """Raises FailedPrecondition for a vLLM whose internals were not checked."""
-    if not version.startswith(f"{SUPPORTED}."):
-        raise FailedPrecondition(
-            f"vLLM {version} is installed, and this version of Slipstream needs {SUPPORTED}.", reason="VLLM_VERSION"
-        )
-
-
-def _words(given: str) -> list[str]:
-    try:
-        return shlex.split(given)
-    except ValueError as error:
-        raise InvalidArgument(f"VERIFIER_VLLM_ARGS cannot be read: {error}.") from error
+    return options.refusal(VERIFIER, why)

@@ -13,6 +13,7 @@ import numpy as np
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.model_info import DIGITS, ModelInfo
 from slipstream.engine.segment import Segment
+from slipstream.engine.vllm.scheduling import NULL_BLOCKS
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.tokenizer.grammar import Mask
@@ -23,7 +24,7 @@ from verifier_svc.estimators.cost_measurement import SESSIONS, MeasuredSteps, me
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.execution.vllm.engine_core import EngineCore
 from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters, StepLogprobs, StepMasks
-from verifier_svc.execution.vllm.requests import NULL_BLOCKS, RequestStep, WorkerRequests
+from verifier_svc.execution.vllm.requests import RequestStep, WorkerRequests
 from verifier_svc.session import Session
 
 log = logging.getLogger(__name__)
@@ -45,21 +46,23 @@ class VLLMExecutor:
         graphs = self.core.graphs
         if graphs.notice:
             log.warning(graphs.notice)
+        longest = min(model.max_length, self.core.max_length)
         self.model = replace(
             model,
+            max_length=longest,
             dtype=self.core.dtype,
             arithmetic=arithmetic(model.revision, self.core.precision),
             forward_path=graphs.path,
             forward_notice=graphs.notice,
         )
         pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
-        longest = min(model.max_length, config.kv_tokens)
-        self.requests = WorkerRequests(pool, longest, self.core.max_sequences, config.step_tokens, graphs)
+        self.requests = WorkerRequests(pool, longest, self.core.max_sequences, self.core.step_tokens, graphs)
         self.kv = self.requests.kv
         self.limits = ExecutorLimits(
-            config.max_draft_tokens,
+            config.most_draft_tokens,
             verifies_trees=False,
             max_sequences=self.core.max_sequences,
+            step_tokens=self.core.step_tokens,
             lossy_rules=False,
             scores_prompts=False,
         )

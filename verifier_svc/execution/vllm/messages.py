@@ -20,6 +20,20 @@ EXTRA = "slipstream"
 """Key of a session's parameters in the `extra_args` of vLLM's sampling parameters."""
 
 
+@dataclass(slots=True)
+class WorkerSettings:
+    """Settings of a worker from its start on, as vLLM's `additional_config`."""
+
+    failures: str
+    """The file in which it writes why it cannot start."""
+    kv_tokens: int = 0
+    """Tokens that have room in the KV cache; 0: as many as vLLM's memory has."""
+
+    def compute_hash(self) -> str:
+        """Returns a constant: no setting here decides what is compiled, and vLLM's cache would miss at each start."""
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
     """Parameters of one session, which a worker keeps from its first step on."""

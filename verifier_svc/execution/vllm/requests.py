@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.kv_cache import KVCache, Moves
 from slipstream.engine.segment import KVSequence, Segment
+from slipstream.engine.vllm.scheduling import (
+    add_cached_request,
+    block_copies,
+    new_request,
+    no_cached_requests,
+    scheduler_output,
+)
 from slipstream.errors import ResourceExhausted
 from slipstream.speculation.draft_distribution import DraftDistribution
-from verifier_svc.execution.vllm.messages import Graphs, SampledStep, SessionParameters, StepProposals
-
-NULL_BLOCKS = 1
-"""vLLM never writes its block 0; our block i is its block i + 1."""
-
+from verifier_svc.execution.vllm.messages import EXTRA, Graphs, SampledStep, SessionParameters, StepProposals
 
 NO_TOKEN = -1
 """A candidate that no choice equals."""
@@ -86,9 +89,7 @@ class WorkerRequests:
             self._ended.append(known.name)
 
     def _copy_rows(self, moves: Moves) -> None:
-        """Only the rows of a shared block that a rollback made writable again: vLLM copies whole blocks."""
-        size = self.kv.block_size
-        self._copies += sorted({(source // size, target // size) for source, target in moves})
+        self._copies += block_copies(moves, self.kv.block_size)
 
     def name_of(self, sequence: KVSequence) -> str:
         """The name of a sequence that is part of the last scheduler output."""
@@ -96,15 +97,12 @@ class WorkerRequests:
 
     def schedule(self, step: Sequence[RequestStep]) -> Any:
         """vLLM's scheduler output of the step. Raises what `Engine.forward` raises for malformed segments."""
-        from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
-        from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-
         self.kv.check_step([each.segment for each in step])
         self._make_room(step)
         length = self._padded_length([each.segment for each in step])
         new: list[Any] = []
         rewound: list[Rewound] = []
-        cached = CachedRequestData.make_empty()
+        cached = no_cached_requests()
         sizes: dict[str, int] = {}
         candidates: dict[str, list[int]] = {}
         proposals: dict[str, tuple[DraftDistribution | None, ...]] = {}
@@ -116,18 +114,7 @@ class WorkerRequests:
                 candidates[name] = nodes
             if each.proposals:
                 proposals[name] = each.proposals
-        shift = NULL_BLOCKS
-        output = SchedulerOutput(
-            scheduled_new_reqs=new,
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=sizes,
-            total_num_scheduled_tokens=sum(sizes.values()),
-            scheduled_spec_decode_tokens=candidates,
-            scheduled_encoder_inputs={},
-            finished_req_ids=set(self._ended),
-            free_encoder_mm_hashes=[],
-            kv_cache_block_copies=[KVCacheBlockCopy(a + shift, b + shift) for a, b in self._copies] or None,
-        )
+        output = scheduler_output(new, cached, sizes, self._ended, self._copies, candidates)
         output.proposals = StepProposals.of(proposals) if proposals else None
         output.rewound = rewound
         self._number += 1
@@ -177,8 +164,6 @@ class WorkerRequests:
         return length
 
     def _add_request(self, each: RequestStep, new: list[Any], cached: Any, rewound: list[Rewound]) -> str:
-        from vllm.v1.core.sched.output import NewRequestData
-
         sequence, size = each.segment.sequence, len(each.tokens)
         known = self._known.get(sequence)
         if known is not None and (known.tokens, known.computed) != (size, sequence.length):
@@ -190,40 +175,12 @@ class WorkerRequests:
                 known = None
         if known is None:
             known = KnownRequest(f"r{next(self._numbers)}", size, 0, size, sequence.length)
-            new.append(
-                NewRequestData(
-                    req_id=known.name,
-                    prompt_token_ids=list(each.tokens),
-                    mm_features=[],
-                    sampling_params=_sampling_params(each.parameters()),
-                    pooling_params=None,
-                    block_ids=(_numbered(sequence.blocks),),
-                    num_computed_tokens=sequence.length,
-                    lora_request=None,
-                    prefill_token_ids=list(each.tokens),
-                )
-            )
+            extra = {EXTRA: each.parameters().pack()}
+            new.append(new_request(known.name, each.tokens, sequence.blocks, sequence.length, extra))
         else:
             del self._known[sequence]
             added = sequence.blocks[known.blocks :]
-            cached.req_ids.append(known.name)
-            cached.new_block_ids.append((_numbered(added),) if added else None)
-            cached.num_computed_tokens.append(sequence.length)
-            cached.num_output_tokens.append(size - known.prompt_length)
+            add_cached_request(cached, known.name, added, sequence.length, size - known.prompt_length)
         self._known[sequence] = known
         known.blocks = len(sequence.blocks)
         return known.name
-
-
-def _numbered(blocks: list[int]) -> list[int]:
-    """vLLM's numbers of these blocks."""
-    return [block + NULL_BLOCKS for block in blocks]
-
-
-def _sampling_params(parameters: SessionParameters) -> Any:
-    """Neutral for vLLM's own sampling; ours travels along."""
-    from vllm import SamplingParams
-
-    from verifier_svc.execution.vllm.messages import EXTRA
-
-    return SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args={EXTRA: parameters.pack()})

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import CUDAGraphMode
-from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import model_runner as vllm_runner
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
@@ -16,17 +15,11 @@ from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu.eplb_utils import step_eplb_after
 
 from slipstream.engine.devices import upload
+from slipstream.engine.vllm.device_runner import BaseRunner
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.vllm.messages import EXTRA, Graphs, Indices, SampledStep, SessionParameters, StepMasks
 from verifier_svc.execution.vllm.requests import Rewound
 from verifier_svc.execution.vllm.step_sampler import StepRows, StepSampler
-
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu import model_runner as device_runner
-    from vllm.v1.worker.cpu.model_runner import CPUModelRunner as BaseRunner
-else:
-    from vllm.v1.worker.gpu import model_runner as device_runner
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as BaseRunner
 
 
 class DecodeGraphs(ModelCudaGraphManager):  # type: ignore[misc]
@@ -148,11 +141,6 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         rows, decided = self.step_sampler.decide(logits, _rows(batch), masks)
         self.postprocess_sampled(batch.idx_mapping, decided.tokens, *decided.counts, batch.query_start_loc)
         return self.step_sampler.fetch(rows, decided)
-
-
-def take_place_of_vllms() -> None:
-    """Its worker makes a `StepRunner` from now on."""
-    setattr(device_runner, BaseRunner.__name__, StepRunner)
 
 
 def graphs_of(config: Any, mode: Any, uneven: str, longest: int) -> Graphs:

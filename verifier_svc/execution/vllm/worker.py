@@ -14,14 +14,16 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from verifier_svc.execution.vllm import cpu_kernels
-from verifier_svc.execution.vllm.messages import EXTRA, Graphs, SampledStep, StepMasks
+from slipstream.engine.vllm import cpu_kernels
+from verifier_svc.execution.vllm.messages import Graphs, SampledStep, StepMasks, WorkerSettings
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker  # first: it gives torch what CPUs lack
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
-from verifier_svc.execution.vllm.runner import take_place_of_vllms
+from slipstream.engine.vllm.device_runner import take_place
+from slipstream.engine.vllm.scheduling import NULL_BLOCKS
+from verifier_svc.execution.vllm.runner import StepRunner
 
 PR_SET_PDEATHSIG = 1
 
@@ -49,14 +51,15 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
         end_with_parent()
         if current_platform.is_cpu():
             cpu_kernels.register()
-        self._failure_file = Path(vllm_config.additional_config[EXTRA])
+        settings: WorkerSettings = vllm_config.additional_config
+        self._failure_file, self._kv_tokens = Path(settings.failures), settings.kv_tokens
         with self._explaining():
             super().__init__(vllm_config, *args, **options)
 
     def init_device(self) -> None:
         self._unfinished = 0
         """Number of the step that began here and has not ended well; 0: none."""
-        take_place_of_vllms()
+        take_place(StepRunner)
         with self._explaining():
             super().init_device()
 
@@ -64,6 +67,15 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
         with self._explaining():
             super().load_model(*args, **options)
             self.model_runner.step_sampler.warm_up(self.model_config.dtype)
+
+    def determine_available_memory(self) -> int:
+        """Bytes for KV: those of the tokens that the verifier asks for, else what vLLM would take."""
+        if self._kv_tokens:
+            layers = list(self.get_kv_cache_spec().values())
+            blocks = NULL_BLOCKS + -(-self._kv_tokens // layers[0].block_size)
+            self.cache_config.kv_cache_memory_bytes = blocks * sum(each.page_size_bytes for each in layers)
+        with self._explaining():
+            return int(super().determine_available_memory())
 
     def graphs(self) -> Graphs:
         graphs: Graphs = self.model_runner.graphs

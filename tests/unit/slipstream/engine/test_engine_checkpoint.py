@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, Out
 from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
-from tests.checkpoints import VOCABULARY, save_checkpoint
+from tests.checkpoints import VOCABULARY, save_checkpoint, save_model
 from tests.packed import library_model
 
 
@@ -141,6 +142,21 @@ def test_pickled_weights_are_refused(llama: Path, tmp_path: Path) -> None:
     torch.save({"lm_head.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(FailedPrecondition, match="cannot be loaded"):
         load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("read", [load_checkpoint, describe_checkpoint])
+def test_kimi_k2_is_deepseek_v3_under_another_name(read: Any, tmp_path: Path) -> None:
+    """Its checkpoints name code of their own, which is not needed."""
+    settings = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    sizes = {"num_key_value_heads": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    save_model("DeepseekV3Config", settings | experts | sizes, tmp_path)
+    file, of_theirs = tmp_path / "config.json", {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    before = read(str(tmp_path))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "kimi_k2", "auto_map": of_theirs}))
+    after = read(str(tmp_path))
+    known = [replace(getattr(each, "info", each), revision="", arithmetic="") for each in (before, after)]
+    assert known[0] == known[1]  # the digest is that of the files
 
 
 @pytest.mark.parametrize("model_type", ["llama", "of-their-own"])

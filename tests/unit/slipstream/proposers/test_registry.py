@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Hashable
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,24 @@ def test_an_unknown_method_is_refused_by_name_and_has_no_properties() -> None:
     with pytest.raises(InvalidArgument, match="psychic"):
         DrafterConfig(method="psychic")
     assert not gives_distribution("psychic") and not needs_prediction("psychic")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"engine": "vllmm"}, "DRAFTER_ENGINE='vllmm'; choose one of embedded, vllm"),
+        ({"vllm_args": "--quantization fp8"}, "DRAFTER_VLLM_ARGS needs DRAFTER_ENGINE=vllm"),
+        ({"engine": "vllm", "method": "suffix"}, "the method 'suffix' has none"),
+        ({"engine": "vllm", "model": "emulated:base_ms=1"}, "has no weights; use DRAFTER_ENGINE=embedded"),
+        ({"engine": "vllm", "translate_for": "other"}, "DRAFTER_TRANSLATE_FOR needs trees"),
+        ({"engine": "vllm", "device": "cpu"}, "DRAFTER_DEVICE=cpu is for the embedded engine"),
+        ({"engine": "vllm", "expand": 4}, "DRAFTER_EXPAND=4; vLLM proposes chains"),
+    ],
+)
+def test_what_does_not_go_with_a_drafter_s_engine_is_refused(settings: dict[str, Any], sentence: str) -> None:
+    DrafterConfig(model="folder", engine="vllm", vllm_args="--quantization fp8", expand=1)
+    with pytest.raises(InvalidArgument, match=sentence):
+        DrafterConfig(**({"model": "folder"} | settings))
 
 
 class LastTokenProposer:

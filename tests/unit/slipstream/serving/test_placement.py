@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.serving.options import FleetOptions
 from slipstream.serving.placement import Placement, place
 
 MODEL, BOTH, ALL = ("model",), ("model", "suffix"), ("model", "suffix", "eagle")
@@ -29,3 +30,11 @@ def test_lookups_draft_in_the_verifier_models_there_on_few_cores_and_what_is_ask
     cores: int, methods: tuple[str, ...], asked: bool | None, threads: int, own_cores: bool, expected: Placement
 ) -> None:
     assert place(cores, methods, asked, threads, own_cores) == expected
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_a_draft_model_on_vllm_has_a_process_of_its_own(asked: bool | None) -> None:
+    assert FleetOptions().methods_on_vllm(ALL) == set()
+    on_vllm = FleetOptions(draft_engine="vllm").methods_on_vllm(ALL)
+    assert on_vllm == {"model"}
+    assert place(2, ALL, asked, 0, True, on_vllm) == Placement(("suffix", "eagle"), 1)

@@ -25,22 +25,23 @@ Announced = Callable[..., Any]
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
     def announce(described: ModelInfo, dtype: str, quantization: str | None = None, graphs: Graphs = FULL) -> Any:
-        spec = type("FullAttentionSpec", (), {"sliding_window": None, "attention_chunk_size": None})()
-        groups = [SimpleNamespace(kv_cache_spec=spec)]
+        spec = type("FullAttentionSpec", (), {"block_size": 16, "tokens_per_state": 1})()
+        cache = SimpleNamespace(num_blocks=64, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
 
         def answer(method: str, **options: Any) -> Any:
             assert method == "graphs"
             return SimpleNamespace(result=lambda: graphs)
 
         config = SimpleNamespace(
-            model_config=SimpleNamespace(dtype=f"torch.{dtype}", quantization=quantization),
-            cache_config=SimpleNamespace(num_gpu_blocks=64, block_size=16),
-            scheduler_config=SimpleNamespace(max_num_seqs=8),
+            model_config=SimpleNamespace(dtype=f"torch.{dtype}", quantization=quantization, max_model_len=512),
+            scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
         )
         core = SimpleNamespace(
             vllm_config=config,
-            scheduler=SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups)),
-            model_executor=SimpleNamespace(workers=[], output_rank=0, collective_rpc=answer),
+            scheduler=SimpleNamespace(kv_cache_config=cache),
+            model_executor=SimpleNamespace(
+                workers=[], output_rank=0, collective_rpc=answer, get_kv_cache_specs=lambda: [{"layer": spec}]
+            ),
         )
         monkeypatch.setattr(engine_core, "prepare_vllm", lambda _: None)
         monkeypatch.setattr(engine_core.EngineCore, "_open", lambda *_: core)
