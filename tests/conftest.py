@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from slipstream.engine.models.quantisation import silence_quantiser_logs
-from tests import forked_processes
-from tests.loop_watch import TESTS, code_of, watching
+from tests.support import forked_processes
+from tests.support.loop_watch import TESTS, code_of, watching
 
 silence_quantiser_logs()
 # A shell's background jobs ignore Ctrl-C, and so would all processes that tests start there and interrupt.
@@ -99,7 +99,7 @@ def quick_callbacks() -> Iterator[list[str]]:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    from tests.redis_server import redis_server  # which vLLM's environment, without redis, never asks for
+    from tests.support.redis_server import redis_server  # which vLLM's environment, without redis, never asks for
 
     with redis_server(tmp_path_factory.mktemp("redis")) as url:
         yield url

@@ -16,8 +16,8 @@ from slipstream.engine.models.checkpoint import why_unsupported
 from slipstream.engine.models.gguf_tokenizer import GPT2, SINGLE_DIGITS, WHOLE_WORDS
 from slipstream.engine.models.lean_selection import FAMILIES as LEAN
 from slipstream.engine.models.quantisation import DEQUANTISED, KEPT, QUANTISERS
-from tests.checkpoints import FAMILIES, UNEVEN
-from tests.deep_checkpoints import NEW
+from tests.support.checkpoints import FAMILIES, UNEVEN
+from tests.support.deep_checkpoints import NEW
 
 TOP = """# Models
 

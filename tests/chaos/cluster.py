@@ -23,10 +23,10 @@ from slipstream.errors import Unavailable
 from slipstream.rpc.channel import channel
 from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2, worker_pb2, worker_pb2_grpc
-from tests.fleet import emulated_text
-from tests.loopback import HOST
-from tests.network import Network, open_files
-from tests.redis_server import RedisServer, redis_process
+from tests.support.fleet import emulated_text
+from tests.support.loopback_addresses import HOST
+from tests.support.network_relay import Network, open_files
+from tests.support.redis_server import RedisServer, redis_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PASS_MS, FAULT_EVERY = 15, 200

@@ -18,7 +18,7 @@ from slipstream.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 from slipstream.rpc.channel import CHANNEL_OPTIONS, channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.chaos.cluster import CREDIT, MAX_SESSIONS, Cluster, asking, expected
-from tests.resuming import resume
+from tests.support.resumed_completion import resume
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.network import Network
-from tests.way import Lane, Way
+from tests.support.impaired_connection import Lane, Way
+from tests.support.network_relay import Network
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 DIALLER = """

@@ -19,7 +19,7 @@ import pytest
 
 from tests.chaos.cluster import Cluster, Part, Text, cluster
 from tests.chaos.faults import PAIRS
-from tests.way import Way
+from tests.support.impaired_connection import Way
 
 SECONDS = float(os.environ.get("CHAOS_S", "60"))
 SEED = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))

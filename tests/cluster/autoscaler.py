@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.certificates import Authority
 from tests.cluster.api import Object, wait
 from tests.cluster.cluster import APP, PATIENCE, Cluster
 from tests.cluster.images import ROOT
 from tests.cluster.programs import program
+from tests.support.certificates import Authority
 
 PROMETHEUS, METRICS_PORT = "http://127.0.0.1:9090", 6555
 GROUP = "external.metrics.k8s.io/v1beta1"

@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from slipstream.telemetry import spans
 from tests.cluster.programs import program
-from tests.loopback import HOST, free_port
+from tests.support.loopback_addresses import HOST, free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DECISION_S = 2

@@ -16,8 +16,8 @@ from gateway.auth.tenant import Tenant, TenantLimits
 from gateway.store.quota import Demand
 from gateway.store.redis import Client, RedisQuota
 from slipstream.errors import ResourceExhausted, Unavailable
-from tests.redis_server import redis_process
-from tests.stores import connected, when_back
+from tests.support.redis_server import redis_process
+from tests.support.stores import connected, when_back
 
 LEASE_S = 600.0
 

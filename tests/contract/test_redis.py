@@ -21,11 +21,11 @@ from gateway.store.quota import Demand
 from gateway.store.redis import RedisQuota, RedisStore, connect
 from gateway.store.session_store import SessionRecord
 from slipstream.errors import FailedPrecondition, InvalidArgument, Unavailable
-from tests.certificates import Authority
-from tests.loopback import HOST
-from tests.network import Network
-from tests.redis_server import cluster, eventually, redis_process
-from tests.stores import PROMPT, connected, keys, outcome, record, redis_world, when_back
+from tests.support.certificates import Authority
+from tests.support.loopback_addresses import HOST
+from tests.support.network_relay import Network
+from tests.support.redis_server import cluster, eventually, redis_process
+from tests.support.stores import PROMPT, connected, keys, outcome, record, redis_world, when_back
 
 
 async def test_every_key_in_redis_has_a_time_to_live(redis_url: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.store.session_store import pack_tokens, unpack_tokens
 from slipstream.errors import Aborted, FailedPrecondition, NotFound, OutOfRange
-from tests.stores import PROMPT, World, connected, memory_world, outcome, redis_world
+from tests.support.stores import PROMPT, World, connected, memory_world, outcome, redis_world
 
 
 @pytest.fixture(params=["memory", "redis"])

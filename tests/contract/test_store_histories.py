@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.store.session_store import KEPT_TAKEOVERS, SessionRecord
 from slipstream.errors import NotFound
-from tests.stores import PROMPT, World, connected, memory_world, outcome, redis_world
+from tests.support.stores import PROMPT, World, connected, memory_world, outcome, redis_world
 
 LEASE_S, TTL_S = 25.0, 95.0
 

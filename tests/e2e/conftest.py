@@ -14,8 +14,8 @@ import pytest
 from benchmarks.load_generator import LoadResult, run_load
 from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2
-from tests.forked_processes import ForkedCommand, run_command
-from tests.web import CHAT_TEMPLATE
+from tests.support.forked_processes import ForkedCommand, run_command
+from tests.support.http_client import CHAT_TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
 

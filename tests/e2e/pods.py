@@ -17,7 +17,7 @@ from slipstream.errors import Unavailable
 from slipstream.process import END_WITH_PARENT
 from slipstream.serving.role import READY, Role
 from tests.e2e.conftest import ROOT
-from tests.health import healthy
+from tests.support.health_check import healthy
 
 NUMBERS = itertools.count(2)
 MOUNTED = 'mount --bind "$0" /etc/hosts && exec "$@"'

@@ -20,10 +20,10 @@ from slipstream.errors import ARITHMETIC_GONE, Unavailable
 from slipstream.rpc.channel import channel, error_of
 from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.checkpoints import other_weights
 from tests.e2e.conftest import ROOT, UNMEASURED, serve_environment
-from tests.front import Answer
-from tests.loopback import HOST, free_port
+from tests.support.checkpoints import other_weights
+from tests.support.loopback_addresses import HOST, free_port
+from tests.support.scripted_gateway import Answer
 
 TARGET = ROOT / "models" / "target"
 LONG, SHORT, SEEN = 160, 24, 8

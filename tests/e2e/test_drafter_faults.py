@@ -19,7 +19,7 @@ from slipstream.rpc.channel import channel
 from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
-from tests.follower import Follower
+from tests.support.follower import Follower
 
 SESSIONS = 4
 TOKENS = 20_000

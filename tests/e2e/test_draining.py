@@ -13,7 +13,7 @@ from slipstream.rpc.channel import channel
 from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
-from tests.follower import Follower
+from tests.support.follower import Follower
 
 PASS_MS = 50
 SHORT, LONG = 20, 20_000

@@ -10,7 +10,7 @@ from benchmarks.load_generator import run_load
 from benchmarks.prompts import held_out, request
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import MOST_TRIES, accepting, tokens
-from tests.sampled_texts import assert_distributed
+from tests.support.sampled_texts import assert_distributed
 
 PROMPTS = 4
 TOKENS = 40

@@ -11,8 +11,8 @@ from pathlib import Path
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.e2e.conftest import ROOT, UNMEASURED, starting
-from tests.fleet import emulated_text
-from tests.follower import Follower
+from tests.support.fleet import emulated_text
+from tests.support.follower import Follower
 
 KV_TOKENS = 6400
 LONG = 1500

@@ -13,8 +13,8 @@ from slipstream.rpc.channel import channel
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
 from tests.e2e.conftest import SPECULATING, serving_both
-from tests.gguf_files import random_model, save_gguf
-from tests.greedy import greedy
+from tests.support.gguf_files import random_model, save_gguf
+from tests.support.greedy_text import greedy
 
 PROMPT, TOKENS = "the other 12, the 12", 24
 

@@ -12,7 +12,7 @@ from benchmarks.prompts import held_out
 from slipstream.client.client import complete
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2
-from tests.web import check_speculation
+from tests.support.http_client import check_speculation
 
 
 async def test_the_shipped_pair_gives_one_text_over_http_and_grpc_with_speculation_and_without(

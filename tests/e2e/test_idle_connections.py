@@ -13,7 +13,7 @@ from gateway.api.http.connections import SPARE
 from gateway.api.http_front import CONNECTIONS_A_SESSION, SPARE_CONNECTIONS
 from slipstream.serving.role import Role
 from tests.e2e.conftest import ROOT
-from tests.loopback import HOST, free_port
+from tests.support.loopback_addresses import HOST, free_port
 
 MOST = CONNECTIONS_A_SESSION + SPARE_CONNECTIONS
 """Connections of a gateway that runs one session."""

@@ -19,8 +19,8 @@ from slipstream.errors import MESSAGE_TOO_LARGE
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.e2e.conftest import ROOT, UNMEASURED, starting
-from tests.fleet import emulated_text
-from tests.follower import Follower
+from tests.support.fleet import emulated_text
+from tests.support.follower import Follower
 
 TWO_BYTES = 200
 """A token's id that takes two bytes in a message."""

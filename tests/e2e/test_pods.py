@@ -18,7 +18,7 @@ import pytest
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.pods import Deployment, Hosts, Pod, seconds_until, start_gateway
-from tests.follower import Follower
+from tests.support.follower import Follower
 
 LONG = 20_000
 MOST_TEXTS = 40

@@ -21,7 +21,7 @@ from slipstream.client.client import complete
 from slipstream.errors import SERVING_ENDED, Unavailable
 from slipstream.rpc.channel import channel
 from tests.e2e.conftest import ROOT, SPECULATING, UNMEASURED, serve_command, serve_environment, serve_process
-from tests.scraping import scrape
+from tests.support.scraping import scrape
 
 TOKENS, LONG, ENDLESS = 48, 150, 1500
 ROLES = ("gateway", "verifier_svc", "drafter_svc")

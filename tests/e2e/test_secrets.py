@@ -30,10 +30,10 @@ from slipstream.rpc.tls import Certificates
 from slipstream.telemetry.spans import REQUEST_MODEL
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.certificates import Authority
 from tests.e2e.conftest import ROOT
-from tests.scraping import scrape
-from tests.web import CHAT_TEMPLATE
+from tests.support.certificates import Authority
+from tests.support.http_client import CHAT_TEMPLATE
+from tests.support.scraping import scrape
 
 ALICE, BOB, STRANGER = new_key(), new_key(), new_key()
 PROMPT = "xyzzyplugh the secret of alice is 48151623"
@@ -111,7 +111,7 @@ class System:
         output = self.folder / f"{role}.log"
         with output.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.loud", module],
+                [sys.executable, "-m", "tests.support.verbose_role", module],
                 cwd=ROOT,
                 env=environment,
                 stdout=subprocess.PIPE,

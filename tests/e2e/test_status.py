@@ -15,7 +15,7 @@ import httpx
 
 from tests.e2e.conftest import starting
 from tests.e2e.test_doctor import ROOT, named, run_command
-from tests.redis_server import redis_process
+from tests.support.redis_server import redis_process
 
 LISTEN = {"LISTEN": "127.0.0.1:0"}
 WITHIN_S = 10.0

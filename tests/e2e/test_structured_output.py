@@ -12,7 +12,7 @@ from benchmarks.load_generator import LoadResult, run_load
 from benchmarks.prompts import held_out
 from slipstream.cli.commands import app
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.grammars import END, LANGUAGES, SCHEMA, SUM
+from tests.support.grammars import END, LANGUAGES, SCHEMA, SUM
 
 TOKENS = 60
 STOP = verifier_pb2.FINISH_REASON_STOP

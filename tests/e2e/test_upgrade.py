@@ -22,10 +22,10 @@ from slipstream.client.client import RetrySettings
 from slipstream.errors import Unavailable
 from slipstream.serving.role import Role
 from tests.e2e.conftest import ROOT
-from tests.fleet import emulated_text
-from tests.forked_processes import forking_from, run_command
-from tests.loopback import HOST, free_port
-from tests.redis_server import redis_process
+from tests.support.fleet import emulated_text
+from tests.support.forked_processes import forking_from, run_command
+from tests.support.loopback_addresses import HOST, free_port
+from tests.support.redis_server import redis_process
 
 CHANGES = 3
 """Commits that changed the contract, between the two builds."""

@@ -35,8 +35,8 @@ from slipstream.speculation.frame import TreeLimits
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.answers import read
-from tests.toy_tokenizer import toy_tokenizer
+from tests.support.model_answers import read
+from tests.support.toy_tokenizer import toy_tokenizer
 from verifier_svc.sources.flow_control import read_frame
 
 MODELS = (

@@ -11,9 +11,9 @@ import torch
 
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import FAMILIES, save_checkpoint
-from tests.packed import fragment
-from tests.same_steps import guesses, judged, random_logits, steps
+from tests.support.checkpoints import FAMILIES, save_checkpoint
+from tests.support.packed_passes import fragment
+from tests.support.same_steps import guesses, judged, random_logits, steps
 
 GPU = "cuda:0"
 

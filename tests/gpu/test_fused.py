@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fused_rows import by_kernels, by_torch, hard_logits, settings_of
+from tests.support.fused_rows import by_kernels, by_torch, hard_logits, settings_of
 
 
 @pytest.mark.parametrize("vocabulary", [1000, 32_000, 151_936])

@@ -11,8 +11,8 @@ from benchmarks.prompts import held_out, request
 from slipstream.engine.factory import open_engine
 from slipstream.errors import DEVICE_MEMORY
 from tests.e2e.conftest import SPECULATING, accepting, serving, tokens
-from tests.fleet import gateway, until, verifier
-from tests.sampled_texts import assert_distributed
+from tests.support.fleet import gateway, until, verifier
+from tests.support.sampled_texts import assert_distributed
 
 PROMPTS, TOKENS = 8, 48
 ROOM_BYTES = 24 << 20

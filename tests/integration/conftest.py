@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.calls import Shared, shared_session
-from tests.collector import Collector, collecting
-from tests.front import Setting
-from tests.toy_tokenizer import toy_tokenizer
-from tests.traced import System, check
+from tests.support.collector import Collector, collecting
+from tests.support.gateway_calls import Shared, shared_session
+from tests.support.scripted_gateway import Setting
+from tests.support.toy_tokenizer import toy_tokenizer
+from tests.support.traced_system import System, check
 
 
 @pytest.fixture(scope="session")

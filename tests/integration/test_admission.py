@@ -25,9 +25,9 @@ from gateway.work.tenant_work import TenantWork
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2
-from tests.fleet import until
-from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, Web, web
+from tests.support.fleet import until
+from tests.support.http_client import CHAT_TEMPLATE, Web, web
+from tests.support.scripted_gateway import Setting
 
 KEY = new_key()
 BEARER = {"authorization": f"Bearer {KEY}"}

@@ -37,10 +37,10 @@ from slipstream.errors import (
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.v1.verifier_pb2 import FINISH_REASON_ERROR
-from tests.certificates import Authority
-from tests.fleet import until
-from tests.scripted_verifier import ScriptedVerifier, served
-from tests.toy_tokenizer import toy_model, toy_tokenizer
+from tests.support.certificates import Authority
+from tests.support.fleet import until
+from tests.support.scripted_verifier import ScriptedVerifier, served
+from tests.support.toy_tokenizer import toy_model, toy_tokenizer
 
 ALICE, BOB = new_key(), new_key()
 METHODS = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods

@@ -19,11 +19,11 @@ from slipstream.errors import ARITHMETIC_GONE, OTHER_ARITHMETIC, ResourceExhaust
 from slipstream.rpc.channel import error_of
 from slipstream.telemetry import spans as telemetry
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.collector import Collector
-from tests.front import Answer, Front, Setting
-from tests.scraping import scrape
-from tests.scripted_verifier import ScriptedVerifier, served
-from tests.web import CHAT_TEMPLATE
+from tests.support.collector import Collector
+from tests.support.http_client import CHAT_TEMPLATE
+from tests.support.scraping import scrape
+from tests.support.scripted_gateway import Answer, Front, Setting
+from tests.support.scripted_verifier import ScriptedVerifier, served
 
 LENGTH = 40
 SEEN = 9

@@ -17,8 +17,8 @@ from measurement.load.runner import constant, open_loop
 from measurement.load.senders import sending_http
 from slipstream.cli.commands import app
 from slipstream.errors import FailedPrecondition, Unavailable
-from tests.front import Setting
-from tests.web import Web, web
+from tests.support.http_client import Web, web
+from tests.support.scripted_gateway import Setting
 
 
 @pytest.fixture

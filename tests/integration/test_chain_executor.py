@@ -11,7 +11,7 @@ from capacity.clock import run
 from slipstream.engine.engine import Engine
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2
-from tests.chain_executor import ChainExecutor
+from tests.support.chain_executor import ChainExecutor
 from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
 
 WORLD = World(delay_s=0.002)

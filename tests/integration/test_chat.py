@@ -14,8 +14,8 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.serving.fit import check_fit
 from slipstream.tokenizer.vocabulary import template_warning
 from slipstream.v1 import gateway_pb2, types_pb2
-from tests.calls import left_after
-from tests.front import Front, Setting
+from tests.support.gateway_calls import left_after
+from tests.support.scripted_gateway import Front, Setting
 
 TEMPLATE = """{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ message.name }}
 {% endfor %}{% if tools %}{{ tools[0].name }}{% endif %}{{ mood }}<assistant>"""

@@ -12,8 +12,8 @@ import pytest
 from gateway.store.memory import MemoryBackend
 from slipstream import AsyncClient, AsyncStream, Client, RetrySettings
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from tests.calls import store
-from tests.front import Front, Setting
+from tests.support.gateway_calls import store
+from tests.support.scripted_gateway import Front, Setting
 
 NOBODY = "127.0.0.1:1"
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ mood }}{% endfor %}{{ tools }}"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway.store.memory import MemoryBackend
-from tests.calls import store
-from tests.front import Setting
+from tests.support.gateway_calls import store
+from tests.support.scripted_gateway import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESSES = ("127.0.0.1:50051", "127.0.0.1:50061")

@@ -22,7 +22,7 @@ from slipstream.cli.status import _watch
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.errors import PermissionDenied
 from slipstream.v1 import gateway_pb2
-from tests.front import Front, Setting
+from tests.support.scripted_gateway import Front, Setting
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 

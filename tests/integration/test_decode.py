@@ -11,7 +11,7 @@ import pytest
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2
-from tests.fleet import drafter, gateway, until, verifier
+from tests.support.fleet import drafter, gateway, until, verifier
 
 PROMPT = [7, 8, 9]
 

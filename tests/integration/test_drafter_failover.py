@@ -30,9 +30,9 @@ from slipstream.engine.segment import Segment
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2_grpc
-from tests.fleet import drafter, emulated_text, until, verifier
-from tests.follower import Follower
-from tests.hostile_drafter import Answer, HostileDrafter, frame, hostile, refusal
+from tests.support.fleet import drafter, emulated_text, until, verifier
+from tests.support.follower import Follower
+from tests.support.hostile_drafter import Answer, HostileDrafter, frame, hostile, refusal
 from verifier_svc.verifier import VerifierServer
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")

@@ -17,7 +17,7 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
-from tests.fleet import drafter, emulated_text, until
+from tests.support.fleet import drafter, emulated_text, until
 
 PROMPT = [7, 8, 9]
 CODE = {code.value[0]: code for code in grpc.StatusCode}

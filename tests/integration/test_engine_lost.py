@@ -11,7 +11,7 @@ from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.engine import EngineLost, ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
-from tests.fleet import Decoded, emulated_text, gateway, verifier
+from tests.support.fleet import Decoded, emulated_text, gateway, verifier
 
 STEPS = 5
 

@@ -13,7 +13,7 @@ from gateway.text.chat_messages import MAX_MESSAGES
 from slipstream.errors import Aborted, InvalidArgument, NotFound, OutOfRange, SlipstreamError
 from slipstream.rpc.channel import CHANNEL_OPTIONS, error_of
 from slipstream.v1 import gateway_pb2, types_pb2
-from tests.front import Setting
+from tests.support.scripted_gateway import Setting
 
 SCHEMA = {"structured_output": types_pb2.StructuredOutput(regex="a+")}
 

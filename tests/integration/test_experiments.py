@@ -23,7 +23,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
-from tests.fleet import drafter, emulated_text, until, verifier
+from tests.support.fleet import drafter, emulated_text, until, verifier
 from verifier_svc.verifier import VerifierServer
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")

@@ -15,7 +15,7 @@ import pytest_asyncio
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
-from tests.emulated import EmulatedSystem, emulated_system
+from tests.support.emulated_system import EmulatedSystem, emulated_system
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -25,8 +25,8 @@ from slipstream.errors import DEVICE_MEMORY, SESSION_FAULT, STEP_FAILED, Invalid
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import verifier_pb2
-from tests.fleet import Decoded, Gateway, gateway, until, verifier
-from tests.grammars import END, TARGET, tokenizer
+from tests.support.fleet import Decoded, Gateway, gateway, until, verifier
+from tests.support.grammars import END, TARGET, tokenizer
 from verifier_svc.execution import embedded
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence, StepOutcome

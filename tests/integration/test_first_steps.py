@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.engine.factory import open_engine
-from tests.fleet import drafter
-from tests.forked_processes import start_process
+from tests.support.fleet import drafter
+from tests.support.forked_processes import start_process
 
 ENVIRONMENT = os.environ | {"GRPC_VERBOSITY": "NONE"}
 

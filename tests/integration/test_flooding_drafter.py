@@ -19,9 +19,9 @@ from slipstream.engine.factory import open_engine
 from slipstream.speculation.frame import TreeLimits
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
-from tests.flooder import FLOODS, flood
-from tests.hostile_drafter import Command, HostileDrafter, Responses, hostile
+from tests.support.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
+from tests.support.flooder import FLOODS, flood
+from tests.support.hostile_drafter import Command, HostileDrafter, Responses, hostile
 from verifier_svc.sources import flow_control
 from verifier_svc.sources.drafter_link import DrafterLink
 
@@ -53,7 +53,7 @@ async def fleet(
 def flooder(kind: str) -> Iterator[str]:
     """The address of one with a core of its own."""
     environment = os.environ | {"GRPC_VERBOSITY": "NONE"}
-    command = [sys.executable, "-m", "tests.flooder", kind]
+    command = [sys.executable, "-m", "tests.support.flooder", kind]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -13,8 +13,8 @@ import pytest
 from slipstream.errors import Unavailable
 from slipstream.process import PATIENT_THREADS
 from slipstream.serving.role import Role
-from tests import forked_processes
-from tests.forked_processes import ForkedProcess, run_command
+from tests.support import forked_processes
+from tests.support.forked_processes import ForkedProcess, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -23,11 +23,11 @@ from slipstream.rpc.channel import channel
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.serving.fit import check_fit
 from slipstream.v1 import drafter_pb2_grpc, gateway_pb2, gateway_pb2_grpc, verifier_pb2, worker_pb2
-from tests.fleet import emulated_text, gateway, until, verifier
-from tests.front import Setting
-from tests.garbling import garbling
-from tests.hostile_drafter import HostileDrafter, frame
-from tests.resuming import resume
+from tests.support.fleet import emulated_text, gateway, until, verifier
+from tests.support.garbling_peer import garbling
+from tests.support.hostile_drafter import HostileDrafter, frame
+from tests.support.resumed_completion import resume
+from tests.support.scripted_gateway import Setting
 
 PROMPT, TOKENS = [7, 8, 9], 40
 

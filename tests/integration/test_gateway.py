@@ -19,7 +19,7 @@ from slipstream.errors import (
 )
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.front import TEXT, Answer, Setting
+from tests.support.scripted_gateway import TEXT, Answer, Setting
 
 
 async def test_the_stream_is_started_deltas_finished_and_the_record_says_the_same(setting: Setting) -> None:

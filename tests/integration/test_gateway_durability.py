@@ -14,8 +14,8 @@ from slipstream.errors import (
 )
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
-from tests.calls import begun, read_on
-from tests.front import TEXT, Answer, Setting
+from tests.support.gateway_calls import begun, read_on
+from tests.support.scripted_gateway import TEXT, Answer, Setting
 
 
 class Flaky(MemoryStore):

@@ -9,7 +9,7 @@ from slipstream.errors import (
     Unavailable,
 )
 from slipstream.v1 import verifier_pb2
-from tests.front import Setting
+from tests.support.scripted_gateway import Setting
 
 
 def likely(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:

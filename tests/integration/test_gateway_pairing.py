@@ -10,7 +10,7 @@ from slipstream.errors import (
     PermissionDenied,
 )
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.front import Front, Setting
+from tests.support.scripted_gateway import Front, Setting
 
 
 async def test_drafters_are_paired_by_name_vocabulary_and_method(setting: Setting) -> None:

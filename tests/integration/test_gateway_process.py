@@ -22,11 +22,11 @@ from gateway.store.session_store import SessionStore
 from slipstream.errors import FailedPrecondition, OutOfRange, SlipstreamError, Unavailable
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.calls import store
-from tests.front import Answer, Setting
-from tests.gateway_process import announced, gateway_process
-from tests.loopback import HOST, free_port
-from tests.scripted_verifier import served
+from tests.support.gateway_calls import store
+from tests.support.gateway_process import announced, gateway_process
+from tests.support.loopback_addresses import HOST, free_port
+from tests.support.scripted_gateway import Answer, Setting
+from tests.support.scripted_verifier import served
 
 
 @asynccontextmanager

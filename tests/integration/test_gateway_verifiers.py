@@ -26,9 +26,9 @@ from slipstream.errors import (
 from slipstream.rpc import multiplexed_stream
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.calls import begun, read_on
-from tests.front import Answer, Setting
-from tests.scripted_verifier import served
+from tests.support.gateway_calls import begun, read_on
+from tests.support.scripted_gateway import Answer, Setting
+from tests.support.scripted_verifier import served
 
 
 async def test_a_dead_verifiers_sessions_go_on_elsewhere_token_by_token_the_same(setting: Setting) -> None:

@@ -33,9 +33,9 @@ from slipstream.rpc.server import Server
 from slipstream.telemetry.tracing import Tracing
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2, verifier_pb2
-from tests.collector import Collector
-from tests.front import Setting
-from tests.scripted_verifier import ScriptedVerifier, served
+from tests.support.collector import Collector
+from tests.support.scripted_gateway import Setting
+from tests.support.scripted_verifier import ScriptedVerifier, served
 
 REQUEST = gateway_pb2.GenerateRequest(prompt="Tell me.", max_tokens=40)
 

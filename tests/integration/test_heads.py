@@ -17,15 +17,15 @@ from slipstream.errors import FailedPrecondition
 from slipstream.proposers.eagle_checkpoint import save_head
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
-from tests.checkpoints import save_checkpoint
-from tests.dflash_heads import config_of as config_of_block
-from tests.dflash_heads import random_tensors, save_dflash
-from tests.eagle_heads import LAYERS, config_of, knowing_head, random_head, save_easy_target
-from tests.fleet import Decoded, Gateway, gateway, until, verifier
-from tests.heads import random_heads, save_heads
 from tests.integration.test_ratio_rules import PROMPT as SHORT
 from tests.integration.test_ratio_rules import distributions
-from tests.leaning import MOST_DEVIATIONS, Leaning, ranks, uniformity
+from tests.support.checkpoints import save_checkpoint
+from tests.support.dflash_heads import config_of as config_of_block
+from tests.support.dflash_heads import random_tensors, save_dflash
+from tests.support.draft_bias import MOST_DEVIATIONS, Leaning, ranks, uniformity
+from tests.support.eagle_heads import LAYERS, config_of, knowing_head, random_head, save_easy_target
+from tests.support.fleet import Decoded, Gateway, gateway, until, verifier
+from tests.support.heads import random_heads, save_heads
 
 TOKENS = 48
 PROMPTS = [[3 + (at * number) % 190 for at in range(70)] for number in (1, 7)]

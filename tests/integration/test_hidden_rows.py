@@ -31,8 +31,8 @@ from slipstream.proposers.draft_cache import NewPairs, PairReader
 from slipstream.proposers.registry import ProposerMethod
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2
-from tests.checkpoints import save_checkpoint
-from tests.fleet import gateway, opening, verifier
+from tests.support.checkpoints import save_checkpoint
+from tests.support.fleet import gateway, opening, verifier
 from verifier_svc.execution.fault_isolation import _probe_session
 from verifier_svc.hidden_feed import ComputedRows, HiddenFeed
 from verifier_svc.sources.shadow import Double

@@ -15,8 +15,8 @@ from slipstream.engine.factory import open_engine
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
-from tests.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
+from tests.support.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
+from tests.support.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
 from verifier_svc.scheduling.planner import Planner, StepPlan
 from verifier_svc.sources import candidate_sources
 from verifier_svc.sources.drafter_link import MAX_REOPENS

@@ -14,7 +14,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2, verifier_pb2_grpc
-from tests.fleet import VerifierServer, emulated_text, gateway, opening, until, verifier
+from tests.support.fleet import VerifierServer, emulated_text, gateway, opening, until, verifier
 
 Command = verifier_pb2.DecodeCommand
 HIGHEST = 2**32 - 1

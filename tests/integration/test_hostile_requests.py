@@ -22,10 +22,10 @@ from slipstream.errors import SlipstreamError
 from slipstream.rpc import proto_conversion
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, gateway_pb2, verifier_pb2, worker_pb2
-from tests.fleet import drafter, emulated_text, opening, verifier
-from tests.hostile_values import hostile, messages
-from tests.scripted_verifier import ScriptedVerifier, served
-from tests.toy_tokenizer import toy_model, toy_tokenizer
+from tests.support.fleet import drafter, emulated_text, opening, verifier
+from tests.support.hostile_values import hostile, messages
+from tests.support.scripted_verifier import ScriptedVerifier, served
+from tests.support.toy_tokenizer import toy_model, toy_tokenizer
 
 UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 """So that it is the service's own limits that hold."""

@@ -15,8 +15,8 @@ from fastapi import APIRouter
 import gateway.api.http
 from gateway.api import http_front
 from gateway.api.http.dependencies import HttpDependencies
-from tests.front import Setting
-from tests.web import web
+from tests.support.http_client import web
+from tests.support.scripted_gateway import Setting
 
 
 def shown_routes() -> Callable[[HttpDependencies], APIRouter]:

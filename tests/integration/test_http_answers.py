@@ -13,12 +13,12 @@ import pytest
 
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.v1 import types_pb2
-from tests.answers import PUBLISHED, TEMPLATES, Call, Published, Reasoning
-from tests.front import Setting, with_logprobs
 from tests.integration.test_http_responses import folded
-from tests.sdk_clients import anthropic_client, openai_client
-from tests.toy_tokenizer import toy_tokenizer
-from tests.web import CHAT_TEMPLATE, Web, events_of, web, web_of
+from tests.support.http_client import CHAT_TEMPLATE, Web, events_of, web, web_of
+from tests.support.model_answers import PUBLISHED, TEMPLATES, Call, Published, Reasoning
+from tests.support.scripted_gateway import Setting, with_logprobs
+from tests.support.sdk_clients import anthropic_client, openai_client
+from tests.support.toy_tokenizer import toy_tokenizer
 
 OPENS = """{%- if add_generation_prompt and enable_thinking is defined and not enable_thinking %}<think></think>
 {%- elif add_generation_prompt %}<think>

@@ -12,9 +12,9 @@ import pytest
 
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.v1 import verifier_pb2
-from tests.front import Setting
-from tests.sdk_clients import anthropic_client
-from tests.web import CHAT_TEMPLATE, Web, check_speculation, web
+from tests.support.http_client import CHAT_TEMPLATE, Web, check_speculation, web
+from tests.support.scripted_gateway import Setting
+from tests.support.sdk_clients import anthropic_client
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
 TEXT = f"I look — 日本.\n{CALL}\n{CALL}"

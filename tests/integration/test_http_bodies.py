@@ -23,8 +23,8 @@ from gateway.work.processes import ProcessSource
 from gateway.work.tenant_work import TenantWork
 from slipstream.client.gateway_endpoint import digest, new_key
 from slipstream.errors import PermissionDenied, Unavailable
-from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, Web, web
+from tests.support.http_client import CHAT_TEMPLATE, Web, web
+from tests.support.scripted_gateway import Setting
 
 LARGE = 10 * SMALL_BYTES
 DEEP: Any = []

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.front import TEXT, Setting
-from tests.templates import CHAT_ML, TOOLS
-from tests.web import Web, web
+from tests.support.http_client import Web, web
+from tests.support.scripted_gateway import TEXT, Setting
+from tests.support.templates import CHAT_ML, TOOLS
 
 HI = {"role": "user", "content": "Who is the end of d?"}
 AWKWARD = [

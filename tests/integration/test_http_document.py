@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, Web, web
+from tests.support.http_client import CHAT_TEMPLATE, Web, web
+from tests.support.scripted_gateway import Setting
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text("utf-8")
 COMMANDS = re.findall(r"```sh\n(curl .*?)```", TEXT, re.DOTALL)

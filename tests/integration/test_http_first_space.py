@@ -16,10 +16,10 @@ from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.v1 import gateway_pb2
-from tests.front import Setting
 from tests.integration.test_gateway_logprobs import likely
-from tests.sentence_piece import KINDS, sentence_piece
-from tests.web import Web, web
+from tests.support.http_client import Web, web
+from tests.support.scripted_gateway import Setting
+from tests.support.sentence_piece import KINDS, sentence_piece
 
 SAID = "The capital of France is Paris, and it lief."
 TEMPLATE = """{% for message in messages %}<{{ message.role }}> {{ message.content }}

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from slipstream.client.gateway_endpoint import digest, new_key
-from tests.certificates import Authority
-from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, Web, events_of, web
+from tests.support.certificates import Authority
+from tests.support.http_client import CHAT_TEMPLATE, Web, events_of, web
+from tests.support.scripted_gateway import Setting
 
 ALICE, BOB = new_key(), new_key()
 BODY = {"prompt": "Tell me.", "max_tokens": 5}

@@ -16,10 +16,10 @@ import pytest
 from slipstream.errors import ResourceExhausted
 from slipstream.tokenizer.structured_output import OPTIONS_KEY, whitespace_options
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.front import TEXT, Setting
 from tests.integration.test_gateway_logprobs import likely
-from tests.sdk_clients import openai_client
-from tests.web import CHAT_TEMPLATE, SPECULATION_KEYS, Web, check_speculation, web
+from tests.support.http_client import CHAT_TEMPLATE, SPECULATION_KEYS, Web, check_speculation, web
+from tests.support.scripted_gateway import TEXT, Setting
+from tests.support.sdk_clients import openai_client
 
 
 class Served:

@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.front import Setting, with_logprobs
 from tests.integration.test_http_responses import TOOLS, Pair
+from tests.support.scripted_gateway import Setting, with_logprobs
 
 
 @pytest.fixture

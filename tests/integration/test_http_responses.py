@@ -23,9 +23,9 @@ from gateway.text.chat_messages import MAX_MESSAGES
 from gateway.text.worker import inflated
 from slipstream.errors import InvalidArgument, NotFound
 from slipstream.v1 import verifier_pb2
-from tests.front import Setting
-from tests.sdk_clients import openai_client
-from tests.web import CHAT_TEMPLATE, Web, check_speculation, events_of, web, web_of
+from tests.support.http_client import CHAT_TEMPLATE, Web, check_speculation, events_of, web, web_of
+from tests.support.scripted_gateway import Setting
+from tests.support.sdk_clients import openai_client
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"at": "Ärö"}}</tool_call>'
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.store.memory import MemoryBackend, MemoryStore
-from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, Event, Web, events_of, web, web_of
+from tests.support.http_client import CHAT_TEMPLATE, Event, Web, events_of, web, web_of
+from tests.support.scripted_gateway import Setting
 
 IDS = {"x-event-ids": "true"}
 

@@ -22,8 +22,8 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
-from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, web
+from tests.support.http_client import CHAT_TEMPLATE, web
+from tests.support.scripted_gateway import Setting
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 EXAMPLES = 3, pytest.param(8, marks=pytest.mark.slow)

@@ -18,10 +18,10 @@ from slipstream.errors import InvalidArgument, PermissionDenied
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import types_pb2
-from tests.collector import Collector
-from tests.front import Setting
 from tests.integration.test_http_openai import Served
-from tests.web import events_of
+from tests.support.collector import Collector
+from tests.support.http_client import events_of
+from tests.support.scripted_gateway import Setting
 
 SAID = [{"role": "user", "content": "Tell me."}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

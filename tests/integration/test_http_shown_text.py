@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.front import Setting, with_logprobs
-from tests.toy_tokenizer import END, toy_tokenizer
-from tests.web import CHAT_TEMPLATE, Web, web
+from tests.support.http_client import CHAT_TEMPLATE, Web, web
+from tests.support.scripted_gateway import Setting, with_logprobs
+from tests.support.toy_tokenizer import END, toy_tokenizer
 
 MARK = "<mark>"
 SAID = f"Käse{MARK} and stop it; more{END}"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.front import Setting
-from tests.sdk_clients import openai_client
-from tests.web import CHAT_TEMPLATE, Web, web
+from tests.support.http_client import CHAT_TEMPLATE, Web, web
+from tests.support.scripted_gateway import Setting
+from tests.support.sdk_clients import openai_client
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"at": "Ärö"}}\n</tool_call>'
 TEXT = f"I look.\n{CALL}\n{CALL}"

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from slipstream import AsyncClient
-from tests.front import Setting
-from tests.gateway_process import gateway_process, ready_line
-from tests.scripted_verifier import served
-from tests.web import Event, events_of
+from tests.support.gateway_process import gateway_process, ready_line
+from tests.support.http_client import Event, events_of
+from tests.support.scripted_gateway import Setting
+from tests.support.scripted_verifier import served
 
 TOKENS = 40
 BEFORE = 8

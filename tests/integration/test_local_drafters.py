@@ -18,8 +18,8 @@ from slipstream.proposers.drafting.session import DraftSession
 from slipstream.proposers.lookup import LookupProposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
-from tests.fleet import Decoded, Gateway, emulated_text, gateway, until, verifier
-from tests.heads import random_heads, save_heads
+from tests.support.fleet import Decoded, Gateway, emulated_text, gateway, until, verifier
+from tests.support.heads import random_heads, save_heads
 from verifier_svc.config import VerifierConfig
 from verifier_svc.sources.local import LocalSource
 from verifier_svc.verifier import running as verifier_running
@@ -118,7 +118,7 @@ async def test_rounds_tell_when_a_drafter_in_the_verifier_worked(drafter: str) -
         decoded = await client.decode(prompt(), tokens=TOKENS, drafters=[drafter], details=True)
         untold = await client.decode(prompt(), tokens=TOKENS, drafters=[drafter])
     spans = [span for done in decoded.rounds for span in done.drafts]
-    assert {span.drafter for span in spans} == {"model"}  # the name that `tests.fleet.opening` gives
+    assert {span.drafter for span in spans} == {"model"}  # the name that `tests.support.fleet.opening` gives
     assert all(span.began_us >= span.ended_us and span.candidates > 0 for span in spans)
     assert sum(span.candidates for span in spans) >= decoded.accepted > 0
     assert not any(done.drafts for done in untold.rounds)
@@ -128,7 +128,7 @@ async def test_rounds_name_the_drafter_as_the_gateway_does() -> None:
     async with shipped_verifier("ngram") as client:
         decoded = await client.decode(prompt(), tokens=TOKENS, drafters=[NGRAM])
     shares = [share for done in decoded.rounds for share in done.drafters]
-    assert {share.drafter for share in shares} == {"model"}  # the name that `tests.fleet.opening` gives
+    assert {share.drafter for share in shares} == {"model"}  # the name that `tests.support.fleet.opening` gives
     assert sum(share.drafted for share in shares) == decoded.drafted
     assert sum(share.accepted for share in shares) == decoded.accepted
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.store.memory import MemoryBackend
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
-from tests.traced import PARENT, Refusing, System, read_events
+from tests.support.traced_system import PARENT, Refusing, System, read_events
 
 HURRIED = Clocks(monotonic_s=lambda: 1000 * time.monotonic())
 """Of a gateway to which everything seems slow."""

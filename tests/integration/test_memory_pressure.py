@@ -14,7 +14,7 @@ from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.v1 import types_pb2, verifier_pb2
-from tests.fleet import emulated_text
+from tests.support.fleet import emulated_text
 from verifier_svc.service import GatewayStream
 
 PASS = LinearCost(0.005, 0.00001)

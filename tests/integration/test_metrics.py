@@ -26,9 +26,9 @@ from slipstream.rpc.channel import channel
 from slipstream.telemetry.metrics import DECLARED, ROLES
 from slipstream.v1 import gateway_pb2
 from slipstream.version import running_version
-from tests.fleet import verifier
-from tests.prometheus import problems_of_metrics
-from tests.scraping import Page, fetch, scrape
+from tests.support.fleet import verifier
+from tests.support.prometheus import problems_of_metrics
+from tests.support.scraping import Page, fetch, scrape
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 TOKENS = 48

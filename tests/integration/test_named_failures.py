@@ -9,8 +9,8 @@ import pytest
 
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
-from tests.fleet import drafter, gateway, until, verifier
 from tests.integration.test_drafter_protocol import Speaker
+from tests.support.fleet import drafter, gateway, until, verifier
 
 
 def broken(*args: Any) -> None:

@@ -8,8 +8,8 @@ import pytest
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.rpc.channel import WRONG_SERVICE, error_of
 from slipstream.v1 import gateway_pb2
-from tests.fleet import emulated_text
 from tests.integration.test_store_faults import system
+from tests.support.fleet import emulated_text
 
 UNKNOWN = b"\xc2\xfa\x01\x04new!"
 """Field 4008, which no message has, with 4 bytes."""

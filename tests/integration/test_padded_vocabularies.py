@@ -16,8 +16,8 @@ from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.lookup import FoundNode, LookupProposer
 from slipstream.proposers.node_choice import within
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import VOCABULARY, save_checkpoint, save_tokenizer
-from tests.fleet import drafter, gateway, verifier
+from tests.support.checkpoints import VOCABULARY, save_checkpoint, save_tokenizer
+from tests.support.fleet import drafter, gateway, verifier
 
 PADDING = 57
 SAMPLINGS = {

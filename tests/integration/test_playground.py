@@ -24,8 +24,8 @@ import pytest_asyncio
 
 from slipstream.client.gateway_endpoint import digest
 from slipstream.engine.factory import open_engine
-from tests.emulated import EmulatedSystem, emulated_system
-from tests.fleet import slowed
+from tests.support.emulated_system import EmulatedSystem, emulated_system
+from tests.support.fleet import slowed
 
 CHROMIUM = shutil.which("chromium") or ""
 try:

@@ -12,8 +12,8 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import running
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
-from tests.fleet import until
 from tests.integration.test_drafter_protocol import CODE, PROMPT, Speaker
+from tests.support.fleet import until
 
 TARGET = open_engine("emulated:").model
 EXPECTED = [11, 12, 13, 14, 15, 16, 17, 18]

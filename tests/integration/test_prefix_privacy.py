@@ -18,7 +18,7 @@ from slipstream.engine.engine import ModelOutput
 from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.fleet import verifier
+from tests.support.fleet import verifier
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 PROMPT = [7, 8, 9] * 40

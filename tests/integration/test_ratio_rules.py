@@ -15,9 +15,9 @@ from drafter_svc.drafter import running as drafter_running
 from slipstream.engine.factory import open_engine
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2
-from tests.checkpoints import save_checkpoint
-from tests.fleet import drafter, gateway, until, verifier
-from tests.leaning import MOST_DEVIATIONS, FloatArray, Leaning, ranks, uniformity
+from tests.support.checkpoints import save_checkpoint
+from tests.support.draft_bias import MOST_DEVIATIONS, FloatArray, Leaning, ranks, uniformity
+from tests.support.fleet import drafter, gateway, until, verifier
 
 VOCABULARY, TOKENS = 4, 30
 AT_ONCE, MOST_SESSIONS = 20, 600

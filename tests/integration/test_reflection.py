@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from slipstream.client.gateway_endpoint import digest, new_key
-from tests.front import Setting
+from tests.support.scripted_gateway import Setting
 
 SERVICE = "slipstream.v1.GatewayService"
 

@@ -12,9 +12,9 @@ from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import Aborted, Unavailable
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
-from tests.calls import begun, broken_off, following, read_on
-from tests.fleet import until
-from tests.front import Answer, Front, Setting
+from tests.support.fleet import until
+from tests.support.gateway_calls import begun, broken_off, following, read_on
+from tests.support.scripted_gateway import Answer, Front, Setting
 
 
 class Late(MemoryStore):

@@ -16,10 +16,10 @@ from slipstream.client.completion import Completion
 from slipstream.errors import SERVING_ENDED, Aborted, NotFound, OutOfRange, Unavailable
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
-from tests.calls import Shared, begun, broken_off, following, left_after, read_on, store
-from tests.fleet import until
-from tests.front import TEXT, Answer, Setting
-from tests.resuming import resume
+from tests.support.fleet import until
+from tests.support.gateway_calls import Shared, begun, broken_off, following, left_after, read_on, store
+from tests.support.resumed_completion import resume
+from tests.support.scripted_gateway import TEXT, Answer, Setting
 
 LENGTH = verifier_pb2.FINISH_REASON_LENGTH
 

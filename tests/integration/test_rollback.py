@@ -11,8 +11,8 @@ from gateway.auth.tenant import OPEN
 from gateway.store.memory import MemoryBackend
 from slipstream.errors import Aborted, InvalidArgument, OutOfRange
 from slipstream.v1 import gateway_pb2, verifier_pb2
-from tests.calls import Shared, begun, broken_off, read_on, store
-from tests.front import Answer, Setting
+from tests.support.gateway_calls import Shared, begun, broken_off, read_on, store
+from tests.support.scripted_gateway import Answer, Setting
 
 LENGTH = verifier_pb2.FINISH_REASON_LENGTH
 EDIT = gateway_pb2.TokenIds(token_ids=[1, 2])

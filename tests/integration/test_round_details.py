@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.emulated import EmulatedSystem, emulated_system
-from tests.front import Setting
-from tests.web import CHAT_TEMPLATE, events_of, web
+from tests.support.emulated_system import EmulatedSystem, emulated_system
+from tests.support.http_client import CHAT_TEMPLATE, events_of, web
+from tests.support.scripted_gateway import Setting
 
 
 @pytest.fixture

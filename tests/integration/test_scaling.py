@@ -15,10 +15,10 @@ from gateway.gateway import GatewayDependencies, GatewayServer, running
 from slipstream.engine.factory import open_engine
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
-from tests.fleet import drafter, until, verifier
-from tests.fleet import gateway as speaking
-from tests.front import Answer, Setting
-from tests.scripted_verifier import ScriptedVerifier, served
+from tests.support.fleet import drafter, until, verifier
+from tests.support.fleet import gateway as speaking
+from tests.support.scripted_gateway import Answer, Setting
+from tests.support.scripted_verifier import ScriptedVerifier, served
 from verifier_svc.sources import candidate_sources
 
 

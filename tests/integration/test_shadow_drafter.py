@@ -27,8 +27,8 @@ from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from tests.fleet import opening
-from tests.hostile_drafter import frame
+from tests.support.fleet import opening
+from tests.support.hostile_drafter import frame
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.rounds.round_result import StepTiming
 from verifier_svc.scheduling.planner import Planner, StepLimits

@@ -12,9 +12,9 @@ from tokenizers import AddedToken
 from slipstream.errors import NotFound
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
-from tests.front import Setting
-from tests.toy_tokenizer import toy_tokenizer
-from tests.web import web
+from tests.support.http_client import web
+from tests.support.scripted_gateway import Setting
+from tests.support.toy_tokenizer import toy_tokenizer
 
 END = "<|im_end|>"
 SAID = "Fine, thanks."

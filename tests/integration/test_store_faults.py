@@ -34,10 +34,10 @@ from slipstream.engine.factory import open_engine
 from slipstream.errors import SlipstreamError, Unavailable
 from slipstream.rpc.channel import channel, error_of
 from slipstream.v1 import gateway_pb2_grpc
-from tests.fleet import emulated_text, until, verifier
-from tests.follower import Follower
-from tests.redis_server import RedisServer, redis_process, replicated
-from tests.stores import connected, outcome, record, when_back
+from tests.support.fleet import emulated_text, until, verifier
+from tests.support.follower import Follower
+from tests.support.redis_server import RedisServer, redis_process, replicated
+from tests.support.stores import connected, outcome, record, when_back
 
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "target")
 TARGET = "emulated:base_ms=4"

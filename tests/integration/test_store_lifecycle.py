@@ -17,13 +17,13 @@ from gateway.store.measured import MeasuredStore
 from gateway.store.redis import RedisStore
 from slipstream.errors import FailedPrecondition, Unavailable
 from slipstream.v1 import gateway_pb2
-from tests.fleet import emulated_text, until
-from tests.follower import Follower
-from tests.gateway_process import gateway_process
 from tests.integration.test_store_faults import TOKENIZER, TOKENS, system
-from tests.redis_server import redis_process
-from tests.scraping import scrape
-from tests.stores import connected, record
+from tests.support.fleet import emulated_text, until
+from tests.support.follower import Follower
+from tests.support.gateway_process import gateway_process
+from tests.support.redis_server import redis_process
+from tests.support.scraping import scrape
+from tests.support.stores import connected, record
 
 SESSIONS, PROMPT_TOKENS, OUTPUT_TOKENS = 200, 300, 1200
 

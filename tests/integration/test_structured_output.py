@@ -20,9 +20,20 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Grammar, Grammars, allows
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import drafter_pb2, verifier_pb2
-from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, in_time, opening, slowed, until, verifier
-from tests.grammars import AMBIGUOUS, END, LANGUAGES, TARGET, compiled, grammars, place, spelled, tokenizer
-from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
+from tests.support.fleet import (
+    Decoded,
+    Gateway,
+    VerifierServer,
+    drafter,
+    gateway,
+    in_time,
+    opening,
+    slowed,
+    until,
+    verifier,
+)
+from tests.support.grammars import AMBIGUOUS, END, LANGUAGES, TARGET, compiled, grammars, place, spelled, tokenizer
+from tests.support.hostile_drafter import Command, HostileDrafter, frame, hostile
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
 from verifier_svc.grammar.compilation import MOST_HELD

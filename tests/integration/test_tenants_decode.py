@@ -12,7 +12,7 @@ import pytest
 from benchmarks.virtual import World, system
 from capacity.clock import run
 from slipstream.engine.emulated.model import LinearCost
-from tests.tenant_texts import Tenant, Text
+from tests.support.tenant_texts import Tenant, Text
 
 WORLD = World(target=LinearCost(0.003, 0.0005), draft=LinearCost(0.0003, 0.00002))
 TOKENS, CANDIDATES = 600, 8

@@ -14,8 +14,8 @@ from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.segment import Segment
 from slipstream.tenants import tenant_id, tenant_salt
-from tests.fleet import emulated_text
-from tests.tenant_texts import Tenant, Text
+from tests.support.fleet import emulated_text
+from tests.support.tenant_texts import Tenant, Text
 
 STEP_S = 0.005
 WORLD = World(target=LinearCost(STEP_S, 0.0002, 0.0, 64))

@@ -16,9 +16,9 @@ from slipstream.engine.factory import open_engine
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.v1 import drafter_pb2, types_pb2
-from tests.fleet import Decoded, Gateway, drafter, gateway, in_time, slowed, verifier
-from tests.grammars import END, LANGUAGES, TARGET, grammars, tokenizer
-from tests.hostile_drafter import Command, HostileDrafter, frame, hostile
+from tests.support.fleet import Decoded, Gateway, drafter, gateway, in_time, slowed, verifier
+from tests.support.grammars import END, LANGUAGES, TARGET, grammars, tokenizer
+from tests.support.hostile_drafter import Command, HostileDrafter, frame, hostile
 
 PROMPT = tokenizer().encode("def read(self, path):").ids
 TOKENS, TOP = 32, 4

@@ -6,8 +6,8 @@ from collections import Counter
 from contextlib import AsyncExitStack
 
 from slipstream.telemetry import spans
-from tests.collector import Collected, Collector
-from tests.traced import PARENT, System, read_events
+from tests.support.collector import Collected, Collector
+from tests.support.traced_system import PARENT, System, read_events
 
 TOKENS, SEGMENT = 600, 128
 REQUESTS = {spans.GENERATE, spans.RESUME}

@@ -17,10 +17,10 @@ from gateway.telemetry.request_metrics import Objectives
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks
 from slipstream.v1 import gateway_pb2, types_pb2
-from tests.collector import Collected, Collector
-from tests.fleet import emulated_text, until
-from tests.fleet import gateway as decoding
-from tests.traced import CLIENT, PARENT, UNSAMPLED, Refusing, System, read_events
+from tests.support.collector import Collected, Collector
+from tests.support.fleet import emulated_text, until
+from tests.support.fleet import gateway as decoding
+from tests.support.traced_system import CLIENT, PARENT, UNSAMPLED, Refusing, System, read_events
 from verifier_svc.sources.drafter_link import DrafterLink
 
 SLACK_S = 10.0

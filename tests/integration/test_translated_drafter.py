@@ -31,8 +31,8 @@ from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.serving.fit import check_fit
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
-from tests.checkpoints import save_checkpoint
-from tests.fleet import Decoded, gateway, in_time, slowed, verifier
+from tests.support.checkpoints import save_checkpoint
+from tests.support.fleet import Decoded, gateway, in_time, slowed, verifier
 from tests.unit.slipstream.proposers.cross_vocabulary.test_translation import LINES, byte_level
 
 TARGET, DRAFT = str(MODELS / "target"), str(MODELS / "draft")

@@ -15,8 +15,8 @@ from slipstream.rpc.channel import channel
 from slipstream.rpc.multiplexed_stream import SendQueue
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, opening, until, verifier
-from tests.fleet import emulated_text as text
+from tests.support.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, opening, until, verifier
+from tests.support.fleet import emulated_text as text
 
 PROMPT = [7, 8, 9]
 CLOSE = verifier_pb2.DecodeClose()

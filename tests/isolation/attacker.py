@@ -21,7 +21,7 @@ from slipstream.client.gateway_endpoint import GatewayEndpoint
 from slipstream.v1 import gateway_pb2_grpc
 from tests.isolation.attacks import ATTACKS, Attacker, under_way
 from tests.isolation.scribe import scribe
-from tests.scripted_verifier import served
+from tests.support.scripted_verifier import served
 
 NICENESS = 10
 """A client computes elsewhere: here it gives way to what is measured."""

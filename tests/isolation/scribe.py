@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
 from slipstream.v1 import types_pb2
 from tests.e2e.conftest import ROOT
-from tests.scripted_verifier import ScriptedVerifier
+from tests.support.scripted_verifier import ScriptedVerifier
 
 TARGET = ROOT / "models" / "target"
 SCRIBE = "scribe"

@@ -22,7 +22,7 @@ from tests.e2e.conftest import ROOT, starting
 from tests.isolation.attacker import client
 from tests.isolation.scribe import SCRIBE, TARGET
 from tests.isolation.watched_gateway import SIZE
-from tests.web import CHAT_TEMPLATE, events_of
+from tests.support.http_client import CHAT_TEMPLATE, events_of
 
 DRAFT = ROOT / "models" / "draft"
 KEYS = {"alice": "a" * 40, "bob": "b" * 40}

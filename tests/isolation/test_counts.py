@@ -21,12 +21,12 @@ import pytest_asyncio
 from gateway.config import GatewayConfig
 from gateway.work.tenant_work import TenantWork
 from slipstream.client.gateway_endpoint import digest
-from tests.front import Setting
 from tests.isolation.attacker import attacker, client
 from tests.isolation.attacks import ATTACKS, OUR_FAULT, Attacker, under_way
 from tests.isolation.table import HTTP, NONE, RPCS
-from tests.toy_tokenizer import toy_tokenizer
-from tests.web import CHAT_TEMPLATE
+from tests.support.http_client import CHAT_TEMPLATE
+from tests.support.scripted_gateway import Setting
+from tests.support.toy_tokenizer import toy_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -17,7 +17,7 @@ import pytest
 from slipstream.client.gateway_endpoint import GatewayEndpoint, digest
 from slipstream.v1 import gateway_pb2_grpc
 from tests.e2e.conftest import ROOT, starting
-from tests.follower import Follower
+from tests.support.follower import Follower
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ from tests.isolation.attacker import attacker
 from tests.isolation.attacks import Attacker, call, post
 from tests.isolation.scribe import SCRIBE, TARGET, scribe
 from tests.isolation.watched_gateway import SIZE, longest_callback
-from tests.scripted_verifier import served
-from tests.web import CHAT_TEMPLATE
+from tests.support.http_client import CHAT_TEMPLATE
+from tests.support.scripted_verifier import served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.__main__ import main
 from gateway.auth.loop_turns import FairLoop
 from slipstream.process import run_role
-from tests.loop_watch import code_of, watching
+from tests.support.loop_watch import code_of, watching
 
 LOOP_FILE = "LOOP_FILE"
 """Environment variable."""

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.manifests.rendering import K8S, ROOT, Documents, amount, environment, find, render, roles
-from tests.prometheus import promtool
+from tests.support.prometheus import promtool
 
 DEPLOY = ROOT / "deploy"
 PRODUCTION = K8S / "overlays/production"

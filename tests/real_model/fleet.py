@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.load_generator import LoadResult, run_load
 from slipstream.v1 import gateway_pb2
-from tests.forked_processes import run_command
+from tests.support.forked_processes import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIES = 4

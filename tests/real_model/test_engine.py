@@ -14,8 +14,8 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.models.lean_files import equal_parts, read_parts
 from slipstream.engine.sampler.logits_processor import logprobs
 from slipstream.engine.segment import Segment
-from tests.greedy import greedy
 from tests.real_model.prompts import OWN, asked, encoded
+from tests.support.greedy_text import greedy
 
 FEW, MANY = 16, 96
 """Tokens of each text in the short and in the long form."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.engine.factory import open_engine
-from tests.greedy import greedy
 from tests.real_model.conftest import ROOT
 from tests.real_model.prompts import OWN, encoded
+from tests.support.greedy_text import greedy
 
 TOKENS = 12
 

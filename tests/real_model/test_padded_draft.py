@@ -14,9 +14,9 @@ from slipstream.engine.factory import open_engine
 from slipstream.proposers.base import ROOT, UNLIMITED, DeeperLevels, Proposal, ProposerContext
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.fleet import drafter, gateway, verifier
 from tests.real_model.prompts import OWN, encoded
 from tests.real_model.shallow import save_shallow
+from tests.support.fleet import drafter, gateway, verifier
 
 PADDING, KV_TOKENS, TOKENS = 128, 2048, 24
 GREEDY = SamplingParams(temperature=0.0)

@@ -25,13 +25,13 @@ from slipstream.errors import (
 )
 from slipstream.rpc.channel import error_of
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, verifier_pb2
-from tests.resuming import resume
 from tests.simulation.chained import VOCABULARY, continued
 from tests.simulation.clock import Party
 from tests.simulation.dialling import Channel
 from tests.simulation.parties import arithmetic_numbered
 from tests.simulation.text import Output, Text, words
 from tests.simulation.watching import Violation, Watched, demand
+from tests.support.resumed_completion import resume
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -35,7 +35,6 @@ from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.tokenizer.grammar import Grammars
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, worker_pb2
-from tests.hostile_drafter import HostileDrafter, frame, refusal
 from tests.simulation.chained import VOCABULARY, ChainedEngine
 from tests.simulation.clock import Party
 from tests.simulation.dialling import Channel, address_of
@@ -44,6 +43,7 @@ from tests.simulation.network import Network
 from tests.simulation.proposer import Recall
 from tests.simulation.serving import Host
 from tests.simulation.store import LEASE_S, Client, Server
+from tests.support.hostile_drafter import HostileDrafter, frame, refusal
 from verifier_svc import service as verifier_service
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.scheduling.planner import Planner, StepLimits

@@ -19,10 +19,10 @@ from slipstream.proposers.drafting.scheduler import DraftScheduler
 from slipstream.rpc.multiplexed_stream import MultiplexedStream, SendQueue
 from slipstream.speculation.frame import TreeLimits
 from slipstream.v1.verifier_pb2 import FINISH_REASON_CANCELLED
-from tests.hostile_drafter import HostileDrafter
 from tests.simulation.clock import NumberedTask
 from tests.simulation.parties import DrafterParty, GatewayParty, VerifierParty
 from tests.simulation.text import Output, Text, words
+from tests.support.hostile_drafter import HostileDrafter
 from verifier_svc.scheduling.scheduler import Scheduler
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink

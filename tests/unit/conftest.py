@@ -12,8 +12,8 @@ import transformers
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.segment import KVSequence
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import save_checkpoint
-from tests.packed import Pair, Session, fragment, prompt
+from tests.support.checkpoints import save_checkpoint
+from tests.support.packed_passes import Pair, Session, fragment, prompt
 
 
 def plain(checkpoint: Checkpoint) -> TorchEngine:

@@ -17,9 +17,9 @@ from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.speculation.selection import Selection
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from tests.enumeration import chain
-from tests.grammars import END, compiled
-from tests.masks import AT_ONCE
+from tests.support.enumeration import chain
+from tests.support.grammars import END, compiled
+from tests.support.instant_masks import AT_ONCE
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.executor import ScheduledSequence, StepExecutor
 from verifier_svc.grammar.constraints import GrammarConstraint

@@ -19,8 +19,8 @@ import psutil
 from benchmarks.load_generator import LoadResult, run_load
 from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2
-from tests.fleet import Gateway
-from tests.loopback import ANY
+from tests.support.fleet import Gateway
+from tests.support.loopback_addresses import ANY
 from tests.vllm.decoding import DRAFT, ROOT, TARGET
 
 READY_S = 400

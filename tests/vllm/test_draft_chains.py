@@ -13,7 +13,7 @@ from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
 from slipstream.proposers.chain_model import ChainProposer
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.chains import LEVELS, assert_same, chain_of, context, walk
+from tests.support.chains import LEVELS, assert_same, chain_of, context, walk
 from tests.vllm.decoding import DRAFT, SAMPLINGS, prompts
 
 PLACES, STEP_TOKENS, KV_TOKENS = 8, 64, 4096

@@ -12,7 +12,7 @@ from slipstream.errors import FailedPrecondition
 from slipstream.proposers.base import Proposal
 from slipstream.proposers.chain_model import ChainProposer
 from slipstream.proposers.draft_model import ModelProposer
-from tests.chains import LEVELS, assert_same, chain_of, context
+from tests.support.chains import LEVELS, assert_same, chain_of, context
 from tests.vllm.decoding import SAMPLINGS, TARGET, prompts
 from tests.vllm.quantised import configure, save_int8
 from tests.vllm.test_draft_chains import open_draft

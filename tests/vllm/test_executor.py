@@ -19,7 +19,7 @@ from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Cursor
 from slipstream.tokenizer.structured_output import StructuredOutput
-from tests.grammars import LANGUAGES
+from tests.support.grammars import LANGUAGES
 from tests.vllm.conftest import HANGING_S
 from tests.vllm.decoding import (
     SAMPLINGS,

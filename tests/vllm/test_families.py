@@ -14,7 +14,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.models.checkpoint import describe_checkpoint
 from slipstream.errors import FailedPrecondition
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import WINDOW, save_model
+from tests.support.checkpoints import WINDOW, save_model
 from tests.vllm.conftest import open_executor, settings
 from tests.vllm.decoding import VOCABULARY, Case, Decoding, decode, guesses, texts
 from verifier_svc.execution.embedded import EmbeddedExecutor

@@ -24,8 +24,8 @@ from capacity.cost import Table
 from slipstream.rpc.channel import CHANNEL_OPTIONS
 from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2
-from tests.fleet import Gateway, gateway, until
-from tests.sampled_texts import assert_distributed
+from tests.support.fleet import Gateway, gateway, until
+from tests.support.sampled_texts import assert_distributed
 from tests.vllm.system import (
     LIMIT_S,
     READY_S,

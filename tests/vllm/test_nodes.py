@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.load_generator import run_load
 from slipstream.errors import InvalidArgument
-from tests.fleet import gateway, until
-from tests.machines import SAME, second_machine, two_free_ports
+from tests.support.fleet import gateway, until
+from tests.support.machines import SAME, second_machine, two_free_ports
 from tests.vllm.conftest import open_executor, settings
 from tests.vllm.decoding import ROOT
 from tests.vllm.system import (

@@ -13,7 +13,7 @@ import torch
 
 from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.head_file import read_target
-from tests.eagle_heads import save_easy_target
+from tests.support.eagle_heads import save_easy_target
 from training.request import TrainRequest
 from training.run import TrainingRun, open_drafter
 from training.target import Target

@@ -47,8 +47,8 @@ tag "Anthropic" in theirs). It cancels `work` when the client leaves, and closes
 read; the session can be resumed. This route serves one text, whatever `n` says: `gateway/api/openai/completions.py`
 serves several prompts and choices, `answer_of_events` in `reply` streams of named events.
 
-The route also gets a test (`tests/web.py` is the client), a row in `GENERATING` of test_http_hostile.py (limits: copy
-the numbers of a row there), in `WHOLE` of test_http_schema.py (mutated requests) and in tests/isolation/table.py (what
-it could strain), a row in `docs/http.md`, and a line in CHANGELOG.md. The tests that read the OpenAPI document find the
-route there: they attack it, and call it without a key.
+The route also gets a test (`tests/support/http_client.py` is the client), a row in `GENERATING` of
+test_http_hostile.py (limits: copy the numbers of a row there), in `WHOLE` of test_http_schema.py (mutated requests)
+and in tests/isolation/table.py (what it could strain), a row in `docs/http.md`, and a line in CHANGELOG.md. The tests
+that read the OpenAPI document find the route there: they attack it, and call it without a key.
 """

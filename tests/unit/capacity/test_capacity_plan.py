@@ -29,7 +29,7 @@ from capacity.stationary import Cells
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument
-from tests.fleet import drafter, verifier
+from tests.support.fleet import drafter, verifier
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plan"
 SMALL: dict[str, Any] = {

@@ -13,7 +13,7 @@ from capacity.gpus import GPUS, GpuCost, level_times
 from capacity.scenario import read
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from tests.checkpoints import save_checkpoint
+from tests.support.checkpoints import save_checkpoint
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "plan"
 LLAMA_1B = (1.236e9, 16, 0.263e9)

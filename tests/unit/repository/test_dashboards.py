@@ -15,7 +15,7 @@ import yaml
 from deploy.grafana.__main__ import DASHBOARDS
 from slipstream.telemetry.__main__ import deprecated, same_numbers, table
 from slipstream.telemetry.metrics import BUILD, DECLARED, DEPRECATED, MODEL_ROLES, ROLES
-from tests.prometheus import promtool
+from tests.support.prometheus import promtool
 
 ROOT = Path(__file__).resolve().parents[3]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slipstream.errors import FailedPrecondition
-from tests.eagle_heads import save_easy_target
+from tests.support.eagle_heads import save_easy_target
 from training.answer_store import AnswerStore
 from training.answers import AnswerSettings, TargetAnswer, write_answers
 from training.target import Target

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from measurement.load.workload import Asked
 from measurement.pairs.check import check_pair
 from measurement.pairs.figures import PairCheck
-from tests.eagle_heads import save_easy_target
+from tests.support.eagle_heads import save_easy_target
 from training.request import TrainRequest
 from training.run import TrainingRun
 from training.samples import SampleMaker

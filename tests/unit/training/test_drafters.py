@@ -23,8 +23,8 @@ from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.head_file import read_target
 from slipstream.proposers.medusa_heads import load_heads
 from slipstream.proposers.parallel_drafting import RANKS
-from tests.checkpoints import save_checkpoint
-from tests.eagle_heads import save_easy_target
+from tests.support.checkpoints import save_checkpoint
+from tests.support.eagle_heads import save_easy_target
 from training.acceptance import SimulatedAcceptance, simulate
 from training.answers import AnswerSettings, TargetAnswer
 from training.corpus import TrainingBatch

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.eagle_heads import save_easy_target
+from tests.support.eagle_heads import save_easy_target
 from training import loss
 from training.corpus import TrainingBatch
 from training.eagle import likeliest

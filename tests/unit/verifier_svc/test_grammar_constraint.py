@@ -16,7 +16,7 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame, Grafted
 from slipstream.tokenizer.grammar import Cursor, Grammar, MaskBudget, allows
 from slipstream.tokenizer.structured_output import StructuredOutput
-from tests.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, place, tokenizer
+from tests.support.grammars import AMBIGUOUS, END, LANGUAGES, allowed, compiled, place, tokenizer
 from verifier_svc.grammar.constraints import LONG_OUTPUT, MOST_FAILURES, GrammarConstraint, MaskThreads, MaskWorkers
 
 Path = tuple[int, ...]

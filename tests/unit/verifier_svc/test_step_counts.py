@@ -7,7 +7,7 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
 from slipstream.v1.verifier_pb2 import MISS_CAUSE_UNSPECIFIED
-from tests.call_counts import ROOT_FOLDER, calls_of
+from tests.support.call_counts import ROOT_FOLDER, calls_of
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence

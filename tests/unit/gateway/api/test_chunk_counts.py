@@ -17,7 +17,7 @@ from gateway.request_context import RequestContext
 from gateway.requests.answers import AnswerPlan
 from gateway.requests.texts import tokens_of
 from slipstream.v1 import gateway_pb2, verifier_pb2
-from tests.call_counts import calls_of
+from tests.support.call_counts import calls_of
 
 CONTEXT = RequestContext([], "ipv4:127.0.0.1:1")
 MOST_CALLS = {"completions": 15, "chat": 22, "messages": 11}

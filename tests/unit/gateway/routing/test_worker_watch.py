@@ -10,9 +10,9 @@ from gateway.routing import worker_watch
 from gateway.routing.worker_watch import WorkerWatch
 from slipstream.rpc.channel import channel
 from slipstream.v1 import types_pb2
-from tests.fleet import until
-from tests.loopback import HOST, free_port
-from tests.scripted_verifier import ScriptedVerifier, served
+from tests.support.fleet import until
+from tests.support.loopback_addresses import HOST, free_port
+from tests.support.scripted_verifier import ScriptedVerifier, served
 
 MODEL = types_pb2.ModelInfo(name="m")
 

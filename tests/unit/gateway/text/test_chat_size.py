@@ -16,8 +16,8 @@ from slipstream.errors import SlipstreamError
 from slipstream.tokenizer.chat_template_source import ChatTemplateSource
 from slipstream.tokenizer.vocabulary import load_tokenizer
 from slipstream.v1 import gateway_pb2
-from tests.templates import CONVERSATIONS, CORPUS, DEEPSEEK, TOOLS
-from tests.toy_tokenizer import toy_tokenizer
+from tests.support.templates import CONVERSATIONS, CORPUS, DEEPSEEK, TOOLS
+from tests.support.toy_tokenizer import toy_tokenizer
 
 LAST_ONLY = "{% for message in messages[-2:] %}{{ message.role }}: {{ message.content }}{% endfor %}"
 SHORTENED = "{% for message in messages %}{{ message.role }}: {{ message.content[:4] }}{% endfor %}"

@@ -19,7 +19,7 @@ from slipstream.tokenizer.chat_template_source import (
     load_chat_template,
 )
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from tests.toy_tokenizer import END, toy_tokenizer
+from tests.support.toy_tokenizer import END, toy_tokenizer
 
 CHAT_ML = """{%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}

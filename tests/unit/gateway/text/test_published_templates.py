@@ -20,8 +20,18 @@ from gateway.text.tokenizer import Tokenizer
 from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound
 from slipstream.tokenizer.chat_template_source import SHIPPED, load_chat_template, shipped_template
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from tests.templates import CHAT_ML, COMMAND_R, CONVERSATIONS, CORPUS, HI, IN_PARTS, LISTS_ALONE, OPTIONS, SYSTEM
-from tests.toy_tokenizer import END, toy_tokenizer
+from tests.support.templates import (
+    CHAT_ML,
+    COMMAND_R,
+    CONVERSATIONS,
+    CORPUS,
+    HI,
+    IN_PARTS,
+    LISTS_ALONE,
+    OPTIONS,
+    SYSTEM,
+)
+from tests.support.toy_tokenizer import END, toy_tokenizer
 
 SMOLLM2 = Path(__file__).parents[4] / ".cache" / "smollm2"
 REFUSED = object()
@@ -237,7 +247,7 @@ def test_shipped_templates_write_the_published_forms(name: str) -> None:
 
 
 def test_the_shipped_chatml_has_tools_as_the_corpus_has_them() -> None:
-    from tests.templates import CALLING, RESULT, TOOLS
+    from tests.support.templates import CALLING, RESULT, TOOLS
 
     text = ChatTemplate(shipped_template("chatml"), 1 << 20).render([SYSTEM, HI, CALLING, RESULT, RESULT], TOOLS)
     assert '<tools>\n{"type": "function"' in text and "Be brief." in text

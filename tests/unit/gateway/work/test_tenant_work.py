@@ -19,7 +19,7 @@ from gateway.work.frames import JobFrame
 from gateway.work.processes import ProcessSource
 from gateway.work.tenant_work import KINDS, TenantWork
 from slipstream.errors import Internal, InvalidArgument, ResourceExhausted, SlipstreamError, Unavailable
-from tests.fleet import until
+from tests.support.fleet import until
 
 ALICE, BOB = Tenant("alice", TenantLimits()), Tenant("bob", TenantLimits())
 WAITING, ECHO, MISBEHAVING = "chat", "encode", "decode"
@@ -28,7 +28,7 @@ MOST_BYTES = 1000
 
 @pytest.fixture
 async def work() -> AsyncIterator[TenantWork]:
-    made = TenantWork(ProcessSource("tests.working", lambda: JobFrame({}, b"set up, ")), 2, MOST_BYTES)
+    made = TenantWork(ProcessSource("tests.support.scripted_jobs", lambda: JobFrame({}, b"set up, ")), 2, MOST_BYTES)
     yield made
     await made.close()
 

@@ -25,9 +25,9 @@ from slipstream.engine.model_info import ModelInfo
 from slipstream.proposers.base import Proposal, ProposerSettings, open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.vocabulary import shipped_model
-from tests.checkpoints import save_checkpoint, save_tokenizer
-from tests.eagle_heads import LAYERS, knowing_head, save_easy_target
-from tests.fleet import gateway, verifier
+from tests.support.checkpoints import save_checkpoint, save_tokenizer
+from tests.support.eagle_heads import LAYERS, knowing_head, save_easy_target
+from tests.support.fleet import gateway, verifier
 
 TARGET, DRAFT = shipped_model("target"), shipped_model("draft")
 

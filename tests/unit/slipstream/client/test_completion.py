@@ -11,7 +11,7 @@ from slipstream.client.completion import Completion
 from slipstream.errors import Unavailable
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2, verifier_pb2
-from tests.resuming import resume
+from tests.support.resumed_completion import resume
 
 STARTED = gateway_pb2.GenerateResponse(started=gateway_pb2.Started(session_id="s"))
 

@@ -12,7 +12,7 @@ from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import RetrySettings
 from slipstream.errors import Unavailable
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.loopback import free_port
+from tests.support.loopback_addresses import free_port
 from tests.unit.slipstream.client.test_completion import STARTED, delta, finished
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels import compile_kernels
+from tests.support.kernels import compile_kernels
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from slipstream.engine.models.arithmetic import Computation
 from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
 from slipstream.engine.models.weights_digest import weight_files, weights_digest
 from slipstream.user_cache import cache_file
-from tests.checkpoints import other_weights
+from tests.support.checkpoints import other_weights
 
 TARGET = Path(__file__).parents[4] / "models" / "target"
 FAST = Computation(

@@ -19,8 +19,8 @@ from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.kv_cache import KVCache
 from slipstream.engine.kvcache.store import AttentionLayer, KVStore
 from slipstream.engine.segment import KVSequence, Segment
-from tests.kernels import kernels
-from tests.packed import prompt
+from tests.support.kernels import kernels
+from tests.support.packed_passes import prompt
 
 CPU = torch.device("cpu")
 DIM, TOKENS, LENGTHS = 32, 50, (9, 2 * BLOCK + 20, 3 * BLOCK + 5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled_kernels import KERNELS
+from tests.support.compiled_kernels import KERNELS
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch came without Triton")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 def test_all_kernels_compile_and_fuse_no_products_with_sums(capability: int, tmp_path: Path) -> None:
     """A product and a sum that were rounded together would not be what torch's operators compute."""
     made = subprocess.run(
-        [sys.executable, "-m", "tests.compiled_kernels", str(capability)],
+        [sys.executable, "-m", "tests.support.compiled_kernels", str(capability)],
         env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -16,8 +16,8 @@ import transformers
 from benchmarks.equality_steps import KINDS, Text, compare
 from slipstream.engine.factory import open_engine
 from slipstream.engine.kernels.compiled import find_kernels
-from tests.deep_checkpoints import DEEP, FACTOR, VOCABULARY, largest_activations, save_deep
-from tests.greedy import greedy
+from tests.support.deep_checkpoints import DEEP, FACTOR, VOCABULARY, largest_activations, save_deep
+from tests.support.greedy_text import greedy
 from verifier_svc.execution.embedded import EmbeddedExecutor
 
 SHORT = ("llama3_rope", "qwen2", "gemma3_tied", "gpt_oss")

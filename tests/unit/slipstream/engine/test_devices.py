@@ -23,9 +23,9 @@ from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.speculation.selection import Selection
-from tests.checkpoints import save_checkpoint
-from tests.packed import fragment
-from tests.same_steps import guesses, judged, random_logits, steps
+from tests.support.checkpoints import save_checkpoint
+from tests.support.packed_passes import fragment
+from tests.support.same_steps import guesses, judged, random_logits, steps
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.config import VerifierConfig
 from verifier_svc.verifier import open_target

@@ -14,7 +14,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.segment import Segment
 from slipstream.errors import InvalidArgument, OutOfRange, ResourceExhausted
-from tests.greedy import greedy
+from tests.support.greedy_text import greedy
 
 
 @dataclass

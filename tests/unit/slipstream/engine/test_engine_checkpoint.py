@@ -25,8 +25,8 @@ from slipstream.errors import FailedPrecondition, InvalidArgument, NotFound, Out
 from slipstream.rpc.proto_conversion import model_to_proto
 from slipstream.tokenizer.chat_template_source import chat_template_fingerprint
 from slipstream.tokenizer.vocabulary import fingerprint, load_tokenizer
-from tests.checkpoints import VOCABULARY, save_checkpoint, save_model
-from tests.packed import library_model
+from tests.support.checkpoints import VOCABULARY, save_checkpoint, save_model
+from tests.support.packed_passes import library_model
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import torch
 from slipstream.engine.attention import plan as plan_module
 from slipstream.engine.attention.batched import Part, SegmentBatch, batch
 from slipstream.engine.kvcache.store import KVStore
-from tests.checkpoints import ALL, WINDOW
-from tests.packed import (
+from tests.support.checkpoints import ALL, WINDOW
+from tests.support.packed_passes import (
     TOLERANCE,
     TREE,
     Pair,

@@ -24,8 +24,8 @@ from slipstream.engine.models.linear import Linear
 from slipstream.engine.models.rehearsal import FAR, LONGEST_NEAR, PATHS, PROMPT, Rehearsal
 from slipstream.errors import FailedPrecondition
 from slipstream.telemetry.metrics_collector import forward_info
-from tests.checkpoints import _COMMON, ALL, WINDOW, liven, save_checkpoint, save_tokenizer
-from tests.packed import library_model
+from tests.support.checkpoints import _COMMON, ALL, WINDOW, liven, save_checkpoint, save_tokenizer
+from tests.support.packed_passes import library_model
 
 LEAN = {"llama", "qwen2", "qwen3", "mistral"}
 SOME_SLIDE = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}

@@ -11,8 +11,8 @@ import torch
 from benchmarks.virtual_gpu import DEVICE, VirtualGPU
 from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.logits_processor import forbid
-from tests.compiled_kernels import KERNELS
-from tests.fused_rows import by_kernels, by_torch, hard_logits, settings_of
+from tests.support.compiled_kernels import KERNELS
+from tests.support.fused_rows import by_kernels, by_torch, hard_logits, settings_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch came without Triton")
 

@@ -24,7 +24,7 @@ from slipstream.tokenizer import gguf_folder
 from slipstream.tokenizer.chat_template_source import load_chat_template
 from slipstream.tokenizer.vocabulary import check_folder, eos_token_ids, is_local, load_tokenizer, model_folder
 from slipstream.user_cache import cache_folder
-from tests.gguf_files import header, random_model, save_gguf, vocabulary
+from tests.support.gguf_files import header, random_model, save_gguf, vocabulary
 
 TOKENS = torch.randint(2, 200, (1, 40), generator=torch.Generator().manual_seed(1))
 

@@ -17,8 +17,8 @@ from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
-from tests.checkpoints import WINDOW, save_checkpoint
-from tests.packed import TOLERANCE, TREE, Pair, Session, fragment, prompt
+from tests.support.checkpoints import WINDOW, save_checkpoint
+from tests.support.packed_passes import TOLERANCE, TREE, Pair, Session, fragment, prompt
 
 REQUEST = HiddenRequest(layers=(2, 0))
 LEAN = ("llama", "qwen2", "qwen3", "mistral")

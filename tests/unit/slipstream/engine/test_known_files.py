@@ -18,7 +18,7 @@ from slipstream.engine.models import checkpoint as checkpoints
 from slipstream.engine.models import description
 from slipstream.engine.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.engine.models.rehearsal import Player, Rehearsal, play
-from tests.checkpoints import VOCABULARY, other_weights, save_checkpoint
+from tests.support.checkpoints import VOCABULARY, other_weights, save_checkpoint
 
 LLAMA_3 = {
     "rope_type": "llama3",

@@ -18,8 +18,8 @@ from slipstream.engine.models.lean_selection import fits
 from slipstream.engine.models.library_forward import LibraryForward
 from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import VOCABULARY, WINDOW, liven, save_checkpoint
-from tests.packed import library_model
+from tests.support.checkpoints import VOCABULARY, WINDOW, liven, save_checkpoint
+from tests.support.packed_passes import library_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {

@@ -16,7 +16,7 @@ from slipstream.engine.kernels.compiled import Kernels, find_kernels
 from slipstream.engine.kernels.products import PackedProduct, multiplies
 from slipstream.engine.models import linear as module
 from slipstream.engine.models.linear import Linear, OneDnn, packs
-from tests.kernels import kernels
+from tests.support.kernels import kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

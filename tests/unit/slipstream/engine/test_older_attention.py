@@ -13,7 +13,7 @@ import transformers
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.older_attention import OLDER, UNIT, adapt, with_bias
 from slipstream.errors import FailedPrecondition
-from tests.checkpoints import WINDOW, save_checkpoint
+from tests.support.checkpoints import WINDOW, save_checkpoint
 
 LENGTH = 70_000
 """Positions: above what bfloat16 and float16 can count."""

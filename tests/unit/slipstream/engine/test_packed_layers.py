@@ -16,9 +16,9 @@ from slipstream.engine.kernels.attention import MOST_NODES, PagedLayer, StepPart
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import VOCABULARY, WINDOW, save_checkpoint
-from tests.kernels import kernels
-from tests.packed import TREE, prompt
+from tests.support.checkpoints import VOCABULARY, WINDOW, save_checkpoint
+from tests.support.kernels import kernels
+from tests.support.packed_passes import TREE, prompt
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 SHAPES = [(2, 3, 64, 64), (1, 1, 16, 16), (3, 2, 48, 80), (1, 24, 128, 128), (2, 1, 512, 256)]

@@ -21,7 +21,7 @@ from slipstream.engine.models.packed_library import Rotations
 from slipstream.engine.models.packed_weight import PackedWeight, ProductsSeen, packed
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
-from tests.checkpoints import FAMILIES, SELDOM, UNEVEN, VOCABULARY, save_checkpoint
+from tests.support.checkpoints import FAMILIES, SELDOM, UNEVEN, VOCABULARY, save_checkpoint
 
 LIBRARY = [family for family in FAMILIES if family not in LEAN and family not in UNEVEN]
 LENGTHS, MOST_NODES = (30, 19), 12

@@ -10,7 +10,7 @@ import pytest
 from slipstream.engine.models import forward_trial, passed_trials
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.engine.models.lean_decoder import Rotary
-from tests.checkpoints import other_weights, save_checkpoint
+from tests.support.checkpoints import other_weights, save_checkpoint
 
 LEAN, LIBRARY = "llama", "gemma3"
 rotary = Rotary.__call__

@@ -26,9 +26,9 @@ from slipstream.engine.segment import Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
-from tests.fleet import Gateway, drafter, gateway, in_time, slowed, verifier
-from tests.greedy import greedy
+from tests.support.checkpoints import FAMILIES, VOCABULARY, save_checkpoint
+from tests.support.fleet import Gateway, drafter, gateway, in_time, slowed, verifier
+from tests.support.greedy_text import greedy
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.target import open_target
 

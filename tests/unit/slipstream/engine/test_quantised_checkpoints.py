@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from slipstream.cli.commands import app
 from slipstream.engine.models.checkpoint import load_checkpoint
 from slipstream.errors import FailedPrecondition
-from tests.checkpoints import save_checkpoint
-from tests.packed import library_model
-from tests.quantised_checkpoints import name_method, save_fp8, save_mxfp4
+from tests.support.checkpoints import save_checkpoint
+from tests.support.packed_passes import library_model
+from tests.support.quantised_checkpoints import name_method, save_fp8, save_mxfp4
 
 METHODS: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},

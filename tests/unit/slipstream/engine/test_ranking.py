@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.engine.kernels import ranking
 from slipstream.engine.kernels.ranking import MOST_RANKS, rank_likeliest, ranks
-from tests.kernels import compile_kernels, kernels
+from tests.support.kernels import compile_kernels, kernels
 
 
 @pytest.fixture(scope="module", autouse=True)

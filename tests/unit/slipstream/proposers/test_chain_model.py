@@ -18,7 +18,7 @@ from slipstream.proposers.base import ROOT, Proposal, ProposerContext
 from slipstream.proposers.chain_model import ChainProposer
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.chains import LEVELS, assert_same, chain_of, context, walk
+from tests.support.chains import LEVELS, assert_same, chain_of, context, walk
 
 DRAFT = str(Path(__file__).resolve().parents[4] / "models" / "draft")
 PROMPTS = [tuple((11 * number + 7 * place) % 4000 for place in range(20 + number)) for number in range(9)]

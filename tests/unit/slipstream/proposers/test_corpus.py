@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slipstream.errors import InvalidArgument
 from slipstream.proposers.corpus import Corpora, Corpus
 from slipstream.proposers.suffix import TreeBounds, likeliest_tree
-from tests.texts import Text, text
+from tests.support.random_texts import Text, text
 
 
 @given(st.integers(2, 30), st.lists(text, max_size=12))

@@ -19,14 +19,14 @@ from slipstream.proposers.dflash import DflashProposer, one_step_accuracy
 from slipstream.proposers.dflash_head import DflashHead, load_dflash
 from slipstream.proposers.head_file import read_target
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import VOCABULARY, save_checkpoint
-from tests.dflash_golden import ANCHORS, CASES, COLUMNS, ROWS, drafter, inputs
-from tests.dflash_heads import BLOCK, LAYERS, MASK, Tensors, config_of, plain_block, random_tensors, save_dflash
+from tests.support.checkpoints import VOCABULARY, save_checkpoint
+from tests.support.dflash_golden import ANCHORS, CASES, COLUMNS, ROWS, drafter, inputs
+from tests.support.dflash_heads import BLOCK, LAYERS, MASK, Tensors, config_of, plain_block, random_tensors, save_dflash
 
 LENGTH, WIDTH = 12, 64
 GREEDY = SamplingParams(temperature=0.0)
 KNOWN = torch.arange(64) * 2
-GOLDEN = json.loads((Path(__file__).parents[3] / "dflash_golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[3] / "support" / "dflash_golden.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.draft_tree import DraftNode, DraftTree
 from slipstream.proposers.level_budget import MOST_LEVELS, LevelBudget
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import save_checkpoint
+from tests.support.checkpoints import save_checkpoint
 
 TEXT = [5, 9, 2, 11, 7, 3, 3, 8]
 EXPAND = 3

@@ -14,7 +14,7 @@ from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.proposers.base import ROOT, Proposal, Proposer, ProposerContext, ProposerSettings
 from slipstream.proposers.model_factory import open_proposer
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.call_counts import ROOT_FOLDER, calls_of
+from tests.support.call_counts import ROOT_FOLDER, calls_of
 
 TOKENS = list(range(5, 69))
 

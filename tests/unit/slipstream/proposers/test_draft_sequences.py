@@ -19,7 +19,7 @@ from slipstream.proposers.base import ROOT, UNLIMITED, Proposal, ProposerContext
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.proposers.draft_sequences import IDLE_STEPS
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import save_checkpoint
+from tests.support.checkpoints import save_checkpoint
 
 BLOCK = 32
 GREEDY = SamplingParams(temperature=0.0)

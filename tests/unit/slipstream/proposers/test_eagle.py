@@ -26,12 +26,12 @@ from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.head_file import read_target
 from slipstream.proposers.weights import output_weight
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import VOCABULARY, save_checkpoint
-from tests.eagle_golden import CASES, COLUMNS, LENGTH, ROWS, WIDTH, inputs
-from tests.eagle_heads import LAYERS, config_of, random_head
+from tests.support.checkpoints import VOCABULARY, save_checkpoint
+from tests.support.eagle_golden import CASES, COLUMNS, LENGTH, ROWS, WIDTH, inputs
+from tests.support.eagle_heads import LAYERS, config_of, random_head
 
 GREEDY = SamplingParams(temperature=0.0)
-GOLDEN = json.loads((Path(__file__).parents[3] / "eagle_golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[3] / "support" / "eagle_golden.json").read_text())
 
 
 @pytest.fixture(scope="module")

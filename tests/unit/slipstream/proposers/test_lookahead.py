@@ -20,7 +20,7 @@ from slipstream.speculation.frame import Frame
 from slipstream.speculation.lookahead_window import REST, TRIAL, LookaheadSize, LookaheadWindow, NgramPool, WindowRows
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
-from tests.checkpoints import save_checkpoint
+from tests.support.checkpoints import save_checkpoint
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve

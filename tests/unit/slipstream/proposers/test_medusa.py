@@ -18,8 +18,8 @@ from slipstream.proposers.medusa_heads import load_heads
 from slipstream.proposers.parallel_drafting import RankAccuracy, grow
 from slipstream.proposers.weights import output_weight
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.checkpoints import VOCABULARY, save_checkpoint
-from tests.heads import LAYOUTS, Tensors, in_layout, random_heads, save_heads
+from tests.support.checkpoints import VOCABULARY, save_checkpoint
+from tests.support.heads import LAYOUTS, Tensors, in_layout, random_heads, save_heads
 
 HEADS, WIDTH = 3, 64
 GREEDY = SamplingParams(temperature=0.0)

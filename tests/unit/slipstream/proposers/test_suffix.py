@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slipstream.proposers.lookup import FoundNode, confidence
 from slipstream.proposers.suffix import TreeBounds, continuations, likeliest_tree
 from slipstream.proposers.suffix_automaton import Matcher
-from tests.texts import Text, built, ends, followers, longest, read, several, text
+from tests.support.random_texts import Text, built, ends, followers, longest, read, several, text
 
 TWO = TreeBounds(2, 0.0)
 

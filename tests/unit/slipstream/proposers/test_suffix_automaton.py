@@ -10,7 +10,7 @@ from hypothesis import given
 
 from slipstream.proposers import suffix_automaton
 from slipstream.proposers.suffix_automaton import ROOT, Match, Matcher, SuffixAutomaton
-from tests.texts import Text, built, ends, followers, longest, read, several, text
+from tests.support.random_texts import Text, built, ends, followers, longest, read, several, text
 
 
 @given(several, text)

@@ -1,4 +1,4 @@
-"""What an image's HEALTHCHECK, and `tests.health` as any client, say of a role."""
+"""What an image's HEALTHCHECK, and `tests.support.health_check` as any client, say of a role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.rpc.health import Health
 from slipstream.rpc.server import LIVENESS, Server
 from slipstream.rpc.worker_service import WorkerIdentity, WorkerService
 from slipstream.v1 import worker_pb2
-from tests.health import healthy
+from tests.support.health_check import healthy
 
 HEALTHCHECK = Path(__file__).resolve().parents[4] / "docker" / "healthcheck"
 

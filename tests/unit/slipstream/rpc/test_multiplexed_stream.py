@@ -24,7 +24,7 @@ from slipstream.rpc.multiplexed_stream import (
 )
 from slipstream.rpc.server import Server
 from slipstream.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
-from tests.loopback import ANY
+from tests.support.loopback_addresses import ANY
 
 Command = drafter_pb2.DraftCommand
 

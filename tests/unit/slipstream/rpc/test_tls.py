@@ -32,8 +32,8 @@ from slipstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from tests.certificates import Authority
-from tests.fleet import until
+from tests.support.certificates import Authority
+from tests.support.fleet import until
 
 ROLES = (DRAFTER, VERIFIER, GATEWAY)
 

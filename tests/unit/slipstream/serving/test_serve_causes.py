@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.serving.role import OPTIONS, cause_of
-from tests.checkpoints import save_checkpoint, save_tokenizer
+from tests.support.checkpoints import save_checkpoint, save_tokenizer
 from tools.settings import CONFIGS
 
 

@@ -37,7 +37,7 @@ from slipstream.telemetry.metrics_collector import (
 )
 from slipstream.telemetry.metrics_server import exposing
 from slipstream.telemetry.tracing import exemplar
-from tests.scraping import parse, scrape
+from tests.support.scraping import parse, scrape
 
 FREE = "127.0.0.1:0"
 TRACE = 0xABCDEF0123456789ABCDEF0123456789

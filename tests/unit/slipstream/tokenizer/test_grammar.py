@@ -25,7 +25,18 @@ from slipstream.tokenizer.structured_output import (
 )
 from slipstream.tokenizer.vocabulary import fingerprint
 from slipstream.v1 import types_pb2
-from tests.grammars import AMBIGUOUS, END, LANGUAGES, VOCABULARY, allowed, compiled, grammars, place, spelled, tokenizer
+from tests.support.grammars import (
+    AMBIGUOUS,
+    END,
+    LANGUAGES,
+    VOCABULARY,
+    allowed,
+    compiled,
+    grammars,
+    place,
+    spelled,
+    tokenizer,
+)
 
 NAMES = st.sampled_from(sorted(LANGUAGES))
 

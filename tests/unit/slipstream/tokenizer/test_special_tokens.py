@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from slipstream.errors import FailedPrecondition
 from slipstream.tokenizer.special_tokens import _CLASS_OF, _OF_CLASS, load_special_tokens
-from tests.toy_tokenizer import toy_tokenizer
+from tests.support.toy_tokenizer import toy_tokenizer
 
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 AN_OBJECT = {"content": "<s>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream.speculation.draft_distribution import DraftDistribution
-from tests.enumeration import chain, run
+from tests.support.enumeration import chain, run
 from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, Judged, leading, reject
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, FloatArray

@@ -15,7 +15,7 @@ from slipstream.speculation import noise
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.enumeration import Path, chain, continuations, draft_of, run, target_of, tree
+from tests.support.enumeration import Path, chain, continuations, draft_of, run, target_of, tree
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection
 from verifier_svc.acceptance.result import AcceptanceResult, FloatArray

@@ -17,9 +17,9 @@ from slipstream.errors import FailedPrecondition
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Mask, MaskBudget
-from tests.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
-from tests.masks import AT_ONCE
-from tests.rounds import PROMPT, Round, World, law
+from tests.support.enumerated_rounds import PROMPT, Round, World, law
+from tests.support.enumeration import Draft, Path, Target, bias, draft_of, error, target_of
+from tests.support.instant_masks import AT_ONCE
 from tests.unit.verifier_svc.acceptance.test_acceptance_coupled import (
     PATHS,
     PREFIX,

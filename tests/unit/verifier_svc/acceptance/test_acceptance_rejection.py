@@ -12,7 +12,7 @@ from scipy import stats
 
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
-from tests.enumeration import bias, chain, dense, draft_of, outcomes, run, target_of
+from tests.support.enumeration import bias, chain, dense, draft_of, outcomes, run, target_of
 from verifier_svc.acceptance.rejection import KeyedRandomness, rejection, residual
 from verifier_svc.acceptance.result import FloatArray
 

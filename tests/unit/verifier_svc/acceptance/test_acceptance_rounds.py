@@ -1,5 +1,5 @@
 """The rules through several rounds with the real trees on both sides: whatever the schedule, the text's law is
-the target's. All randomness is enumerated, with what keys share (`tests/rounds.py`).
+the target's. All randomness is enumerated, with what keys share (`tests/support/enumerated_rounds.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from slipstream.proposers.drafting.session import DraftSession as Drafting
 from slipstream.speculation import noise
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.noise import Purpose
-from tests.enumeration import draft_of, error, target_of
-from tests.rounds import SEED, Keying, Round, World, by_node, law
+from tests.support.enumerated_rounds import SEED, Keying, Round, World, by_node, law
+from tests.support.enumeration import draft_of, error, target_of
 
 RULES = ("coupled", "rejection")
 """The last one is a deprecated name of `rejection`."""

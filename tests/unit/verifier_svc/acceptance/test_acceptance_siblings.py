@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.selection import Selection
-from tests.enumeration import (
+from tests.support.enumeration import (
     AnyRule,
     Draft,
     Outcomes,

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from slipstream.errors import FailedPrecondition
-from tests.loopback import HOST
-from tests.machines import second_machine, two_free_ports
+from tests.support.loopback_addresses import HOST
+from tests.support.machines import second_machine, two_free_ports
 from verifier_svc.execution.vllm.node_link import PORT_ABOVE, FollowerLink, LeaderLink, Nodes
 
 SETTINGS = {"model": "/models/big", "tensor_parallel_size": "4"}

@@ -21,7 +21,7 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Mask
-from tests.enumeration import chain
+from tests.support.enumeration import chain
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
 from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters, StepMasks, StepProposals

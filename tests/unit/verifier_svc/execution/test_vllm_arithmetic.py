@@ -11,7 +11,7 @@ import pytest
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.models.checkpoint import describe_checkpoint
 from slipstream.rpc.proto_conversion import model_to_proto
-from tests.checkpoints import other_weights, save_checkpoint
+from tests.support.checkpoints import other_weights, save_checkpoint
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm import engine_core
 from verifier_svc.execution.vllm.executor import VLLMExecutor

@@ -17,7 +17,7 @@ from slipstream.speculation.frame import Frame, TreeLimits
 from slipstream.speculation.lookahead_window import LookaheadSize, LookaheadWindow, NgramPool
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
-from tests.verifier_sessions import new_session
+from tests.support.verifier_sessions import new_session
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.speculation.frame import Frame
 from slipstream.v1 import types_pb2
-from tests.verifier_sessions import new_session
+from tests.support.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.rounds.round_result import StepTiming

@@ -9,7 +9,7 @@ from slipstream.engine.emulated.model import LinearCost
 from slipstream.speculation.frame import Frame
 from slipstream.tenants import MOST_TENANTS, PerTenant
 from slipstream.v1 import types_pb2
-from tests.verifier_sessions import new_session
+from tests.support.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan

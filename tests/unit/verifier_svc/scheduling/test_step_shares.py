@@ -13,7 +13,7 @@ from slipstream.speculation.candidate_tree import CandidateTree, TreeLimits
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
-from tests.verifier_sessions import new_session
+from tests.support.verifier_sessions import new_session
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
 from verifier_svc.scheduling.step_shares import StepShares

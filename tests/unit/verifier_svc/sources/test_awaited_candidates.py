@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipstream.speculation.frame import Frame
 from slipstream.v1 import types_pb2
-from tests.verifier_sessions import new_session
+from tests.support.verifier_sessions import new_session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.source import Attachment
 from verifier_svc.wait_policy.arrival_times import ArrivalTimes

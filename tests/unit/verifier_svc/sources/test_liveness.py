@@ -16,7 +16,7 @@ from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2, worker_pb2
-from tests.verifier_sessions import Sent
+from tests.support.verifier_sessions import Sent
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink

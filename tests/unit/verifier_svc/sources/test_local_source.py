@@ -12,7 +12,7 @@ from slipstream.proposers.base import ROOT, OpenedProposer, Proposal, ProposedNo
 from slipstream.proposers.drafting.step import PASS_NODES
 from slipstream.proposers.registry import METHODS
 from slipstream.v1 import types_pb2
-from tests.verifier_sessions import new_session
+from tests.support.verifier_sessions import new_session
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.local import LocalSource

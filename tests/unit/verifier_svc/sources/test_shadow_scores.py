@@ -13,7 +13,7 @@ from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.frame import Frame
 from slipstream.speculation.selection import ROOT
 from slipstream.v1 import types_pb2, verifier_pb2
-from tests.verifier_sessions import Sent, new_session
+from tests.support.verifier_sessions import Sent, new_session
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.session import Session
 from verifier_svc.sources.shadow import ShadowDrafter

@@ -10,7 +10,7 @@ from slipstream.errors import MESSAGE_TOO_LARGE
 from slipstream.rpc import multiplexed_stream
 from slipstream.rpc.multiplexed_stream import SendQueue
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
-from tests.verifier_sessions import Sent, new_session
+from tests.support.verifier_sessions import Sent, new_session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
 

@@ -36,7 +36,7 @@ from gateway.text.answers.reader import CallBegan
 from gateway.text.answers.xml_calls import types_of
 from gateway.text.chat_messages import REASONING, as_template_reads
 from slipstream.errors import FailedPrecondition
-from tests.answers import TEMPLATES
+from tests.support.model_answers import TEMPLATES
 
 TOOL: Any = {
     "type": "function",

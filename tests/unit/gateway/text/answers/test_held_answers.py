@@ -30,8 +30,8 @@ from slipstream.errors import InvalidArgument
 from slipstream.tokenizer.grammar import Cursor, Grammars, allows
 from slipstream.tokenizer.structured_output import StructuredOutput
 from slipstream.tokenizer.vocabulary import fingerprint
-from tests.answers import Call, read
-from tests.grammars import END, allowed, place, spelled, tokenizer
+from tests.support.grammars import END, allowed, place, spelled, tokenizer
+from tests.support.model_answers import Call, read
 
 CITY = {"enum": ["Bern", "Ulm"]}
 WEATHER = {"type": "object", "properties": {"at": CITY}, "required": ["at"], "additionalProperties": False}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.text.answers.formats import CALLS, HARMONY, XML
 from gateway.text.answers.reader import Arguments, Part
-from tests.answers import PUBLISHED, Call, Published, read
+from tests.support.model_answers import PUBLISHED, Call, Published, read
 
 ALL = pytest.mark.parametrize("published", PUBLISHED, ids=lambda each: each.source)
 

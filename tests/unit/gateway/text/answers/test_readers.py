@@ -30,7 +30,7 @@ from gateway.text.answers.formats import (
     AnswerFormat,
 )
 from gateway.text.answers.reader import Arguments, CallBegan, PlainReader, Reasoning, joined
-from tests.answers import Call, Read, read
+from tests.support.model_answers import Call, Read, read
 
 TOOLS: dict[str, dict[str, list[str]]] = {
     "weather": {"at": ["string"], "days": ["integer"], "more": [], "note": ["null", "string"]},

@@ -10,7 +10,7 @@ from gateway.text.answers.formats import HARMONY, NONE, THINK, AnswerFormat
 from gateway.text.answers.reasoning_tokens import ReasoningTokens
 from gateway.text.detokenizer import TokenDecoder
 from slipstream.tokenizer.vocabulary import load_tokenizer
-from tests.toy_tokenizer import toy_tokenizer
+from tests.support.toy_tokenizer import toy_tokenizer
 
 FINAL = "<|start|>assistant<|channel|>final<|message|>Four.<|return|>"
 CASES = [

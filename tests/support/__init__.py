@@ -1,0 +1,1 @@
+"""What tests share: systems, peers, models and clients of theirs."""

@@ -1,0 +1,55 @@
+"""Compiles the fused kernels for a GPU, on a machine that has none.
+
+usage: python -m tests.support.compiled_kernels CAPABILITY
+
+In a process of its own: here they are Triton's, not its interpreter's. Prints a line for each: its name, its bytes, and
+how many float32 products it rounds together with a sum.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import torch
+
+READ = ("*bf16", "*i64", "*fp64", "*u8", "*i32", "*fp32", "*u8", "*fp32", "*i32", "*u8")
+GATHERED = ("*fp64", "*i32", "*i32", "*fp32", "*i32", "*fp32", "*i32", "*i64", "i32", "i32", "i32")
+KERNELS: dict[str, tuple[tuple[Any, ...], dict[str, int]]] = {
+    "survey": ((READ, "*fp32", "*fp64", "*i32", "*i32", "i32", "i32", "i32"), {"BLOCK": 4096, "GROUP": 128}),
+    "prepare": (
+        ("*i64", "*fp64", "*fp32", "*i32", "*i32", "*fp32", "*i32", "i32", "i32", "i32"),
+        {"GROUP": 128, "GROUPS": 1024, "PARTS": 32},
+    ),
+    "race": ((READ, "*fp32", *GATHERED), {"BLOCK": 4096, "GROUP": 128, "CAPACITY": 8192}),
+    "cut": ((READ, *GATHERED), {"CAPACITY": 8192, "CHUNK": 256, "WAYS": 64, "PARTS": 32}),
+    "accept": (
+        ("*i64", "*i64", "*i32", "*fp64", "*i32", "*i32", "*i32", "i32", "i32", "i32"),
+        {"PARTS": 32, "PADDING": -1},
+    ),
+    "count": (("*i64", "*i32", "*fp32", "*i32", "i32", "i32"), {}),
+}
+
+
+def main(capability: int) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    torch.cuda.is_available = lambda: True
+    from slipstream.engine.kernels import fused_sampling
+
+    for name, (types, constants) in KERNELS.items():
+        kernel = getattr(fused_sampling, name)
+        variable = [each for each in kernel.arg_names if each not in constants]
+        signature = dict(zip(variable, types, strict=True)) | dict.fromkeys(constants, "constexpr")
+        places = {(kernel.arg_names.index(each),): value for each, value in constants.items()}
+        source = ASTSource(kernel, signature, places)
+        options = {"enable_fp_fusion": False, "num_warps": 8}
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        print(name, len(made.asm["cubin"]), len(re.findall(r"\bfma\.rn\.f32", made.asm["ptx"])), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
