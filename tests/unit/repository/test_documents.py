@@ -13,6 +13,7 @@ from tools.settings import CONFIGS, document
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = (ROOT / "docs").glob("*.md")
+PACKAGES = ("gateway", "slipstream", "verifier_svc", "drafter_svc")
 FOLDERS = {folder.name for folder in ROOT.iterdir() if folder.is_dir()}
 PATHS = list((ROOT / "tests").rglob("test_*.py"))
 FILES = {path.stem for path in PATHS}
@@ -32,6 +33,31 @@ def test_every_file_that_a_document_names_is_there(name: str) -> None:
     document = ROOT / name if (ROOT / name).exists() else ROOT / "docs" / name
     paths = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|toml|yaml|json|h))`", document.read_text("utf-8")))
     assert [path for path in paths if path.split("/")[0] in FOLDERS and not (ROOT / path).exists()] == []
+
+
+def test_every_default_stands_in_the_file_that_the_page_names() -> None:
+    page = (ROOT / "docs" / "defaults.md").read_text("utf-8")
+    rows = re.findall(r"`([a-z]\w*(?:/\w+)*\.py)`: ((?:`[A-Z_]+`(?:, | and )?)+)", page)
+    sources = [path for each in PACKAGES for path in (ROOT / each).rglob("*.py")]
+    assert len(rows) > 30
+    for name, constants in rows:
+        files = [path.read_text("utf-8") for path in sources if f"/{path.as_posix()}".endswith(f"/{name}")]
+        for constant in re.findall(r"`([A-Z_]+)`", constants):
+            assert any(re.search(rf"\b{constant}\b", text) for text in files), f"{name}: {constant}"
+
+
+def test_the_readme_counts_the_files_and_lines_of_its_reading_list() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    told = re.search(r"in these (\d+) files, ([\d,]+) lines", readme)
+    assert told is not None
+    files = []
+    for row in re.findall(r"^\|.*\|$", readme[told.end() :].partition("\n[")[0], re.MULTILINE)[2:]:
+        idea, names = row.strip("| ").split(" | ")
+        (folder,) = re.findall(r"`([\w/]+/)`", idea)
+        files += [ROOT / folder / f"{name}.py" for name in re.findall(r"`([\w/]+)`", names)]
+    assert len(files) == int(told[1])
+    lines = sum(len(each.read_text("utf-8").splitlines()) for each in files)
+    assert abs(lines - int(told[2].replace(",", ""))) <= 0.03 * lines, f"{lines} lines"
 
 
 def test_every_setting_is_in_the_document_as_its_dataclass_says() -> None:
