@@ -50,7 +50,7 @@ def test_the_readme_counts_the_files_and_lines_of_its_reading_list() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     told = re.search(r"in these (\d+) files, ([\d,]+) lines", readme)
     assert told is not None
-    files = []
+    files: list[Path] = []
     for row in re.findall(r"^\|.*\|$", readme[told.end() :].partition("\n[")[0], re.MULTILINE)[2:]:
         idea, names = row.strip("| ").split(" | ")
         (folder,) = re.findall(r"`([\w/]+/)`", idea)
