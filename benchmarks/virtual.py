@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.records import Row, write
 from capacity.clock import VirtualThread, run
-from capacity.workers import VerifierParts, VirtualLink, connect, curve_of, start_drafter, start_verifier
+from capacity.workers import VirtualLink, VirtualVerifierParts, connect, curve_of, start_drafter, start_verifier
 from drafter_svc.metrics_source import DraftStepStats
 from slipstream.engine.emulated.engine import EmulatedEngine
 from slipstream.engine.emulated.model import EmulatedModel, LinearCost
@@ -125,7 +125,7 @@ async def system(world: World) -> AsyncIterator[System]:
     target = engine(EmulatedModel(vocabulary_size=VOCABULARY), world.target, target_thread, world.blocks)
     stats = StepStats()
     limits = StepLimits(512, 256, 0.25, prompt_step_s=PROMPT_STEP_S)
-    parts = VerifierParts(limits, world.min_path_probability, world.planner, [stats])
+    parts = VirtualVerifierParts(limits, world.min_path_probability, world.planner, [stats])
     verifier = start_verifier(world.executor(target), curve_of(world.target), target_thread, parts)
     link = connect(verifier.sources, drafter, ADDRESS.address, world.delay_s)
     tasks = [drafter.running, verifier.running, link.running]

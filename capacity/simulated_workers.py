@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from capacity.clock import VirtualThread
 from capacity.emulation import DrawingExecutor, GuessingProposer, IdealDrafts, model_of
 from capacity.settings import Acceptance, DraftSettings, Verifying
-from capacity.workers import Drafter, VerifierParts, connect, curve_of, start_drafter, start_verifier
+from capacity.workers import Drafter, VirtualVerifierParts, connect, curve_of, start_drafter, start_verifier
 from slipstream.proposers.base import OpenedProposer
 from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.proposers.registry import IN_VERIFIER, find_method
@@ -79,10 +79,10 @@ class SimulatedVerifier:
         limits = StepLimits(
             settings.step_tokens, settings.prefill_tokens, settings.max_wait_s, prompt_step_s=settings.prompt_step_s
         )
-        self.worker = start_verifier(self.executor, curve_of(settings.cost), thread, VerifierParts(limits))
+        self.worker = start_verifier(self.executor, curve_of(settings.cost), thread, VirtualVerifierParts(limits))
         if ideal is not None:
             self.worker.sources.add_local(_BesideTarget(settings, ideal, self.worker.sources.context))
-        self._stream = _Stream(self.worker.service, self)
+        self._stream = _ClientStream(self.worker.service, self)
 
     @property
     def max_draft_tokens(self) -> int:
@@ -123,7 +123,7 @@ class SimulatedVerifier:
         return [] if session.drafter is None else [f"drafter:{session.drafter}"]
 
 
-class _Stream(GatewayStream):
+class _ClientStream(GatewayStream):
     """Messages on it arrive at once."""
 
     def __init__(self, service: VerifierService, verifier: SimulatedVerifier) -> None:

@@ -68,7 +68,7 @@ def start_drafter(
 
 
 @dataclass(frozen=True, slots=True)
-class VerifierParts:
+class VirtualVerifierParts:
     limits: StepLimits
     min_path_probability: float = LEVELS[0]
     planner: type[Planner] = Planner
@@ -83,7 +83,9 @@ class Verifier:
     running: asyncio.Task[None]
 
 
-def start_verifier(executor: StepExecutor, curve: CostCurve, thread: VirtualThread, parts: VerifierParts) -> Verifier:
+def start_verifier(
+    executor: StepExecutor, curve: CostCurve, thread: VirtualThread, parts: VirtualVerifierParts
+) -> Verifier:
     """`executor` computes on `thread`."""
     loop = asyncio.get_running_loop()
     model = proto_conversion.model_to_proto(executor.model)

@@ -39,10 +39,8 @@ def check_bad_words(words: Sequence[str]) -> None:
 
 async def spelled(words: Sequence[str], tokenizer: Tokenizer, tenant: Tenant) -> list[tuple[int, ...]]:
     """The words' tokens, as each is spelled at the beginning of a text and behind a space."""
-    spellings, found = (
-        [each for word in words for each in (word.lstrip(), f" {word.lstrip()}")],
-        list[tuple[int, ...]](),
-    )
+    spellings = [each for word in words for each in (word.lstrip(), f" {word.lstrip()}")]
+    found: list[tuple[int, ...]] = []
     for number, each in enumerate(spellings):
         found.append(tuple(await tokenizer.encode_middle(each, tenant)))
         if number % PIECE == PIECE - 1:

@@ -16,10 +16,9 @@ from torch import Tensor
 from slipstream.engine.devices import take_rows
 from slipstream.engine.engine import ChainEngine
 from slipstream.engine.sampler import logits_processor
-from slipstream.engine.segment import KVSequence, Segment
-from slipstream.errors import InvalidArgument, ResourceExhausted, SlipstreamError
+from slipstream.engine.segment import Segment
+from slipstream.errors import InvalidArgument, SlipstreamError
 from slipstream.proposers.base import Proposal, ProposerContext, propose_each
-from slipstream.proposers.draft_model import UNKNOWN
 from slipstream.proposers.draft_sequences import DraftSequences
 from slipstream.proposers.node_choice import NodeChooser, Place, broken_numbers, ranked_nodes, within
 from slipstream.tokenizer.grammar import Grammars
@@ -109,12 +108,13 @@ class ChainProposer:
         if start == stop:
             return Proposal([], start)
         place = Place(index, context, 0) if stop == context.length else None
-        pending, path = self._readable(context.tokens[start:stop]), [] if place is None else self._readable(place.path)
+        pending = self._sequences.readable(context.tokens[start:stop])
+        path = [] if place is None else self._sequences.readable(place.path)
         sampling = context.sampling
         on_host = sampling.drawn or sampling.penalised or context.structured_output is not None
         levels = 0 if place is None else 1 if on_host or context.deeper is None else 1 + context.deeper.levels
         size = len(pending) + len(path)
-        if levels > 1 and not self._has_room(sequence, size + levels - 1):
+        if levels > 1 and not self._sequences.grow(sequence, size + levels - 1, needed=False):
             levels = 1
         if not self._sequences.grow(sequence, size):
             return Proposal([], start, no_room=True)
@@ -124,17 +124,6 @@ class ChainProposer:
         segment = Segment(sequence, pending, path, parents, bool(levels), [len(path) - 1] if levels else [], held)
         begun.append(_Chain(index, context, segment, levels, place, on_host))
         return Proposal([], stop, levels=max(1, levels))
-
-    def _readable(self, tokens: list[int]) -> list[int]:
-        """The draft's own tokens: what the target alone has, in its padding, is read as another one."""
-        size = self._engine.model.vocabulary_size
-        return [token if token < size else UNKNOWN for token in tokens] if max(tokens, default=0) >= size else tokens
-
-    def _has_room(self, sequence: KVSequence, count: int) -> bool:
-        try:
-            return self._sequences.grow(sequence, count)
-        except ResourceExhausted:  # fewer levels may fit
-            return False
 
     def _passes(self, begun: list[_Chain]) -> Iterator[list[_Chain]]:
         """Parts of the step that fit into one pass each: mostly one."""

@@ -15,14 +15,11 @@ import torch
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.segment import Segment
-from slipstream.errors import ResourceExhausted, SlipstreamError
+from slipstream.errors import SlipstreamError
 from slipstream.proposers.base import ROOT, Proposal, ProposerContext, propose_each
 from slipstream.proposers.draft_sequences import DraftSequences
 from slipstream.proposers.node_choice import NodeChooser, Place
 from slipstream.tokenizer.grammar import Grammars
-
-UNKNOWN = 0
-"""Read in place of a token that the draft model has no embedding for."""
 
 
 class _Draft:
@@ -89,8 +86,6 @@ class ModelProposer:
         grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
-        self._vocabulary_size = engine.model.vocabulary_size
-        """The draft's own: tokens from there on are the target's alone, in its padding."""
         self._sequences = DraftSequences(engine)
         self._chooser = NodeChooser(width, proposal_tokens, sharpness, grammars)
 
@@ -131,8 +126,8 @@ class ModelProposer:
         if not self._sequences.grow(sequence, stop - start + len(nodes)):
             return Proposal([], start, no_room=True)
         pending, wanted = context.tokens[start:stop], context.expand if whole else []
-        if max(pending) >= self._vocabulary_size:
-            pending = [token if token < self._vocabulary_size else UNKNOWN for token in pending]
+        if max(pending) >= self._sequences.vocabulary_size:
+            pending = self._sequences.readable(pending)
         segment = Segment(sequence, pending, nodes, parents, want_logits=whole, wanted=wanted)
         proposal = Proposal([], stop)
         begun.append(_Draft(index, context, segment, proposal))
@@ -153,10 +148,9 @@ class ModelProposer:
     def _descend(self, draft: _Draft) -> bool:
         """Whether the draft has a next level, at which it then stands."""
         expand = draft.expand() if draft.segment.want_logits else []
-        try:
-            if not expand or not self._sequences.grow(draft.segment.sequence, draft.segment.tokens + len(expand)):
-                return False
-        except ResourceExhausted:  # what was proposed is good all the same
+        wanted = draft.segment.tokens + len(expand)
+        # Without the room what was proposed is good all the same.
+        if not expand or not self._sequences.grow(draft.segment.sequence, wanted, needed=False):
             return False
         draft.descend(expand)
         return True

@@ -15,6 +15,8 @@ from slipstream.engine.segment import KVSequence
 from slipstream.errors import ResourceExhausted
 from slipstream.tokenizer.vocabulary import common_prefix
 
+UNKNOWN = 0
+"""Read in place of a token that the draft model has no embedding for."""
 IDLE_STEPS = 64
 """A sequence that so many steps did not use may be closed for another one. Fewer would make two sequences, of which one
 fits, compute each other's prompt again and again."""
@@ -37,6 +39,8 @@ class DraftSequences:
         to pass, and a deeper level computes its new rows alone, which a batch-invariant engine refuses."""
         engine.batch_invariant = False
         self._kv = engine.kv
+        self.vocabulary_size = engine.model.vocabulary_size
+        """The draft's own: tokens from there on are the target's alone, in its padding."""
         self._held: dict[Hashable, _HeldSequence] = {}
         """Least recently used first."""
         self._step = 0
@@ -63,13 +67,16 @@ class DraftSequences:
         self.roll_back(sequence, kept)
         return sequence
 
-    def grow(self, sequence: KVSequence, count: int) -> bool:
+    def grow(self, sequence: KVSequence, count: int, *, needed: bool = True) -> bool:
         """Makes room to write `count` more tokens; False where there is none now.
 
-        Raises ResourceExhausted when even an empty cache could not hold them.
+        Where even an empty cache could not hold them it raises ResourceExhausted, or returns False for tokens that are
+        not `needed`.
         """
         blocks = -(-(sequence.length + count) // self._kv.block_size)
         if blocks > self._kv.blocks_total:
+            if not needed:
+                return False
             raise ResourceExhausted(
                 f"the session needs {blocks} KV blocks, here are {self._kv.blocks_total}; decode without it.",
                 reason="KV_EXHAUSTED",
@@ -79,6 +86,10 @@ class DraftSequences:
             return False
         self._kv.grow(sequence, count)
         return True
+
+    def readable(self, tokens: list[int]) -> list[int]:
+        """The tokens as the draft model can read them."""
+        return [token if token < self.vocabulary_size else UNKNOWN for token in tokens]
 
     def roll_back(self, sequence: KVSequence, length: int) -> None:
         """Keeps the first `length` tokens; what a step wrote beyond them is written over."""

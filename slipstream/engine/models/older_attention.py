@@ -105,6 +105,20 @@ def _heads(states: torch.Tensor, dim: int) -> torch.Tensor:
     return states.view(*states.shape[:2], -1, dim).transpose(1, 2)
 
 
+def _projected(
+    hidden_states: torch.Tensor, query: Any, key: Any, value: Any, dim: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values [1, H, T, dim] by three projections."""
+    return _heads(query(hidden_states), dim), _heads(key(hidden_states), dim), _heads(value(hidden_states), dim)
+
+
+def _alibi_slopes(module: Any, config: Any) -> torch.Tensor:
+    """As Bloom's and Falcon's modelling code makes them."""
+    two = torch.ones(1, 2, dtype=torch.int64)
+    made: torch.Tensor = _library(module).build_alibi_tensor(two, config.num_attention_heads, torch.float32)
+    return made[:, 0, 1]
+
+
 def _library(module: Any) -> Any:
     """The library's functions beside the module's class."""
     return sys.modules[type(module).__module__]
@@ -112,11 +126,7 @@ def _library(module: Any) -> Any:
 
 class Falcon(OlderAttention):
     def slopes_of(self, config: Any) -> torch.Tensor | None:
-        if not config.alibi:
-            return None
-        two = torch.ones(1, 2, dtype=torch.int64)
-        slopes: torch.Tensor = _library(self.module).build_alibi_tensor(two, config.num_attention_heads, torch.float32)
-        return slopes[:, 0, 1]
+        return _alibi_slopes(self.module, config) if config.alibi else None
 
     def bias(self, positions: torch.Tensor) -> torch.Tensor:
         # Rounded as Falcon was trained, whatever type computes; and scaled with the scores.
@@ -134,9 +144,7 @@ class Falcon(OlderAttention):
 
 class Bloom(OlderAttention):
     def slopes_of(self, config: Any) -> torch.Tensor | None:
-        two = torch.ones(1, 2, dtype=torch.int64)
-        slopes: torch.Tensor = _library(self.module).build_alibi_tensor(two, config.n_head, torch.float32)
-        return slopes[:, 0, 1]
+        return _alibi_slopes(self.module, config)
 
     def planned(self, hidden_states: torch.Tensor, *given: Any, **more: Any) -> Any:
         layer, (residual, *_) = self.module, given
@@ -168,9 +176,8 @@ class GPTNeo(OlderAttention):
 
     def planned(self, hidden_states: torch.Tensor, *given: Any, **more: Any) -> Any:
         layer = self.module
-        projections = (layer.q_proj, layer.k_proj, layer.v_proj)
-        query, key, value = (_heads(each(hidden_states), layer.head_dim) for each in projections)
-        return layer.out_proj(self.attend(query, key, value, 1.0, self.sliding_window)), None
+        states = _projected(hidden_states, layer.q_proj, layer.k_proj, layer.v_proj, layer.head_dim)
+        return layer.out_proj(self.attend(*states, 1.0, self.sliding_window)), None
 
     def library(self, *given: Any, **more: Any) -> Any:
         count = given[0].shape[1]
@@ -195,9 +202,8 @@ class GPTNeoXJapanese(OlderAttention):
 class XGLM(OlderAttention):
     def planned(self, hidden_states: torch.Tensor, *given: Any, **more: Any) -> Any:
         layer = self.module
-        projections = (layer.q_proj, layer.k_proj, layer.v_proj)
-        query, key, value = (_heads(each(hidden_states), layer.head_dim) for each in projections)
-        return layer.out_proj(self.attend(query, key, value, layer.scaling)), None
+        states = _projected(hidden_states, layer.q_proj, layer.k_proj, layer.v_proj, layer.head_dim)
+        return layer.out_proj(self.attend(*states, layer.scaling)), None
 
 
 class OpenAIGPT(OlderAttention):
@@ -216,8 +222,8 @@ class Bert(OlderAttention):
 
     def planned(self, hidden_states: torch.Tensor, *given: Any, **more: Any) -> Any:
         layer, dim = self.module, self.module.attention_head_size
-        query, key, value = (_heads(each(hidden_states), dim) for each in (layer.query, layer.key, layer.value))
-        return self.attend(query, key, value, dim**-0.5), None
+        states = _projected(hidden_states, layer.query, layer.key, layer.value, dim)
+        return self.attend(*states, dim**-0.5), None
 
 
 class Older(NamedTuple):

@@ -11,7 +11,7 @@ else:
 from slipstream.engine.vllm.chain_runner import ChainRunner
 from slipstream.engine.vllm.device_runner import take_place
 from slipstream.engine.vllm.engine import KV_TOKENS
-from slipstream.engine.vllm.scheduling import NULL_BLOCKS
+from slipstream.engine.vllm.options import kv_bytes
 
 
 class ChainWorker(BaseWorker):  # type: ignore[misc]
@@ -24,7 +24,5 @@ class ChainWorker(BaseWorker):  # type: ignore[misc]
     def determine_available_memory(self) -> int:
         """Bytes for KV: those of the drafter's tokens, unless the operator gave others."""
         if (tokens := self.vllm_config.additional_config.get(KV_TOKENS, 0)) > 0:
-            layers = list(self.get_kv_cache_spec().values())
-            blocks = NULL_BLOCKS + -(-tokens // layers[0].block_size)
-            self.cache_config.kv_cache_memory_bytes = blocks * sum(each.page_size_bytes for each in layers)
+            self.cache_config.kv_cache_memory_bytes = kv_bytes(list(self.get_kv_cache_spec().values()), tokens)
         return int(super().determine_available_memory())

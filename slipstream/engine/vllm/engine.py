@@ -45,8 +45,6 @@ DRAFTER = VLLMRole(
 )
 KV_TOKENS = "slipstream_kv_tokens"
 """Key in vLLM's additional configuration: tokens that shall have KV, unless the operator gave something else."""
-UNKNOWN_BYTES = 1
-"""Bytes of KV for those tokens, until the worker knows the layers."""
 CANDIDATES = 128
 """Candidates above a pass's last token for which there is room beyond a step's tokens."""
 
@@ -258,9 +256,7 @@ def _open_core(model: VLLMModel, words: Sequence[str], kv_tokens: int) -> Any:
     options.check_layers(DRAFTER, config.model_config)
     if config.model_config.uses_mrope:
         raise options.unsupported(DRAFTER, "positions of several dimensions (M-RoPE)")
-    cache = config.cache_config
-    if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
-        cache.kv_cache_memory_bytes = UNKNOWN_BYTES
+    if options.ask_for_kv(config.cache_config, kv_tokens):
         config.additional_config[KV_TOKENS] = kv_tokens
     core = EngineCore(config, UniProcExecutor, log_stats=False)
     groups, layers = core.scheduler.kv_cache_config.kv_cache_groups, core.model_executor.get_kv_cache_specs()[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream.engine.cpu_cores import threads_for
+from slipstream.engine.vllm.scheduling import NULL_BLOCKS
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.tokenizer.vocabulary import is_local, source_and_revision
 
@@ -47,6 +48,8 @@ FIXED = {
 ROW_BY_TOKEN = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 """vLLM's kinds of KV cache in which a row belongs to one token and depends on those before it alone. MLA's is one, too:
 on vLLM's CPU build what reads its rows again gives other texts, and why is not known yet."""
+UNKNOWN_BYTES = 1
+"""Bytes of KV for the tokens that are asked for, until the workers know the layers."""
 SHOWN = 400
 """Characters of vLLM's own sentence in ours."""
 
@@ -174,6 +177,21 @@ def engine_config(args: Any) -> Any:
     if current_platform.is_cpu():
         vllm.config.vllm.HAS_TRITON = True  # V2 asks for it; `cpu_kernels` stand in for its kernels
     return args.create_engine_config(UsageContext.OPENAI_API_SERVER)  # whose defaults these are
+
+
+def ask_for_kv(cache: Any, tokens: int) -> bool:
+    """Leaves the size of vLLM's KV cache to its workers, which know the layers (`kv_bytes`). False where the operator's
+    arguments set it, and where no tokens are asked for."""
+    if not tokens or cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
+        return False
+    cache.kv_cache_memory_bytes = UNKNOWN_BYTES
+    return True
+
+
+def kv_bytes(layers: Sequence[Any], tokens: int) -> int:
+    """Bytes of KV for so many tokens. `layers`: vLLM's KVCacheSpec of each."""
+    blocks = NULL_BLOCKS + -(-tokens // layers[0].block_size)
+    return int(blocks * sum(each.page_size_bytes for each in layers))
 
 
 def check_layers(of: VLLMRole, model: Any) -> None:

@@ -16,8 +16,6 @@ from verifier_svc.execution.vllm.messages import WorkerSettings
 from verifier_svc.execution.vllm.node_link import Nodes
 
 VERIFIER = VLLMRole("verifier", "target")
-UNKNOWN_BYTES = 1
-"""Bytes of KV for the tokens that are asked for, until the workers know the layers."""
 OF_ONE_NODE = ("node_rank", "additional_config")
 """vLLM's engine arguments that differ between the nodes of a group."""
 
@@ -63,9 +61,8 @@ def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> t
     }
     vllm_config = options.engine_config(args)
     options.check_layers(VERIFIER, vllm_config.model_config)
-    cache, (kv_tokens, _) = vllm_config.cache_config, kv_and_step_tokens(config)
-    if kv_tokens and cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None:
-        cache.kv_cache_memory_bytes = UNKNOWN_BYTES
+    kv_tokens, _ = kv_and_step_tokens(config)
+    if options.ask_for_kv(vllm_config.cache_config, kv_tokens):
         vllm_config.additional_config.kv_tokens = kv_tokens
     return vllm_config, shared
 

@@ -22,7 +22,7 @@ if current_platform.is_cpu():
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
 from slipstream.engine.vllm.device_runner import take_place
-from slipstream.engine.vllm.scheduling import NULL_BLOCKS
+from slipstream.engine.vllm.options import kv_bytes
 from verifier_svc.execution.vllm.runner import StepRunner
 
 PR_SET_PDEATHSIG = 1
@@ -72,8 +72,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc]
         """Bytes for KV: those of the tokens that the verifier asks for, else what vLLM would take."""
         if self._kv_tokens:
             layers = list(self.get_kv_cache_spec().values())
-            blocks = NULL_BLOCKS + -(-self._kv_tokens // layers[0].block_size)
-            self.cache_config.kv_cache_memory_bytes = blocks * sum(each.page_size_bytes for each in layers)
+            self.cache_config.kv_cache_memory_bytes = kv_bytes(layers, self._kv_tokens)
         with self._explaining():
             return int(super().determine_available_memory())
 
