@@ -79,6 +79,7 @@ def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     app = FastAPI(
         title="Slipstream",
         version=running_version(),
+        openapi_url=None,  # `operations` has a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
