@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu_session.timing import Bench, Figures
 from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.coupled_sampling import choose
-from slipstream.engine.sampler.logits_processor import Cuts, sharpen
+from slipstream.engine.sampler.logits_processor import CUTS, sharpen
 from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 
@@ -62,7 +62,7 @@ def _kernels(logits: torch.Tensor, top_p: float) -> fused.Decided:
 
 def _torch(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     size = len(logits)
-    cuts = Cuts(np.zeros(size, np.int64), np.full(size, top_p), np.full(size, -np.inf, np.float32))
+    cuts = np.full(size, np.array((0, top_p, -np.inf), CUTS))
     processed = sharpen(logits, np.full(size, TEMPERATURE, np.float32), cuts)
     seeds = np.arange(size, dtype=np.uint64)
     return choose(processed, np.zeros(size, bool), seeds, np.arange(size))[0]

@@ -10,7 +10,7 @@ import torch
 
 from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.coupled_sampling import choose
-from slipstream.engine.sampler.logits_processor import Cuts, sharpen
+from slipstream.engine.sampler.logits_processor import CUTS, sharpen
 from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 
@@ -34,7 +34,7 @@ def settings_of(size: int, chance: np.random.Generator, start: int = 0) -> npt.N
 
 def by_torch(logits: torch.Tensor, rows: npt.NDArray[np.void], start: int = 0) -> list[int]:
     size = len(rows)
-    cuts = Cuts(rows["top_k"].copy(), rows["top_p"].copy(), rows["floor"].astype(np.float32))
+    cuts = rows[list(CUTS.names or ())].astype(CUTS)
     processed = sharpen(logits.float(), rows["temperature"].astype(np.float32), cuts)
     seeds = np.arange(start, start + size).astype(np.uint64)
     return choose(processed, rows["greedy"] != 0, seeds, np.arange(size))[0].tolist()

@@ -53,31 +53,23 @@ def process(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     if all(each.greedy for each in samplings):
         return _adjust(_allow(logits, rows), rows)
     temperatures = np.array([1.0 if each.greedy else each.temperature for each in samplings], np.float32)
-    return sharpen(_adjust(_allow(logits, rows), rows), temperatures, Cuts.of(samplings))
+    cuts = np.array([cuts_of(each) for each in samplings], CUTS)
+    return sharpen(_adjust(_allow(logits, rows), rows), temperatures, cuts)
 
 
-class Cuts(NamedTuple):
-    """top-k, top-p and min-p of R rows; neutral values cut nothing."""
-
-    top_k: npt.NDArray[np.int64]
-    """[R]; 0 keeps all."""
-    top_p: npt.NDArray[np.float64]
-    """[R]; 1 keeps all."""
-    floor: npt.NDArray[np.float32]
-    """[R]; log min_p, -inf keeps all."""
-
-    @classmethod
-    def of(cls, samplings: Sequence[SamplingParams]) -> Cuts:
-        """The cuts of one row for each of `samplings`; those of greedy ones are neutral."""
-        return cls(
-            np.array([0 if s.greedy else s.top_k for s in samplings], np.int64),
-            np.array([1.0 if s.greedy else s.top_p for s in samplings], np.float64),
-            np.array([-math.inf if s.greedy else log_min_p(s) for s in samplings], np.float32),
-        )
+CUTS = np.dtype([("top_k", np.int64), ("top_p", np.float64), ("floor", np.float32)])
+"""The cuts of a row, by what keeps all tokens: `top_k` 0, `top_p` 1, and `floor`, log min_p, -inf. One more field here
+is a column of vLLM's workers too."""
+NO_CUTS = np.array((0, 1.0, -math.inf), CUTS)
+Cuts = npt.NDArray[np.void]
+"""[R] of CUTS."""
 
 
-def log_min_p(sampling: SamplingParams) -> float:
-    return math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+def cuts_of(sampling: SamplingParams) -> tuple[int, float, float]:
+    """One of CUTS; of greedy decoding, which they cannot change, NO_CUTS."""
+    if sampling.greedy:
+        return 0, 1.0, -math.inf
+    return sampling.top_k, sampling.top_p, math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
 
 
 def sharpen(logits: Tensor, temperatures: npt.NDArray[np.float32], cuts: Cuts) -> Tensor:
@@ -86,14 +78,14 @@ def sharpen(logits: Tensor, temperatures: npt.NDArray[np.float32], cuts: Cuts) -
     output = logits
     if (temperatures != 1.0).any():
         output = _scale(output, upload(torch.from_numpy(temperatures), logits.device))
-    rows = np.flatnonzero((cuts.top_k > 0) | (cuts.top_p < 1.0) | (cuts.floor > -math.inf))
+    rows = np.flatnonzero(cuts != NO_CUTS)
     if not len(rows):
         return output
-    if len(rows) == len(cuts.top_k):
+    if len(rows) == len(cuts):
         return _truncate(output, cuts)
     output = output.clone() if output is logits else output
     index = upload(torch.from_numpy(rows), logits.device)
-    output[index] = _truncate(output[index], Cuts(cuts.top_k[rows], cuts.top_p[rows], cuts.floor[rows]))
+    output[index] = _truncate(output[index], cuts[rows])
     return output
 
 
@@ -179,24 +171,25 @@ def _penalise(logits: Tensor, row: SampledRow) -> None:
 def _truncate(logits: Tensor, cuts: Cuts) -> Tensor:
     """top-k, top-p and min-p of every row."""
     vocabulary = logits.shape[-1]
-    if (((cuts.top_k > 0) & (cuts.top_k < vocabulary)) | (cuts.top_p < 1.0)).any():
-        logits = _truncate_by_rank(logits, cuts)
-    if (cuts.floor > -math.inf).any():
-        threshold = logits.amax(dim=-1) + upload(torch.from_numpy(cuts.floor), logits.device)
+    top_k, top_p, floor = (cuts[name].copy() for name in ("top_k", "top_p", "floor"))  # torch wants them packed
+    if (((top_k > 0) & (top_k < vocabulary)) | (top_p < 1.0)).any():
+        logits = _truncate_by_rank(logits, top_k, top_p)
+    if (floor > -math.inf).any():
+        threshold = logits.amax(dim=-1) + upload(torch.from_numpy(floor), logits.device)
         logits = logits.masked_fill(logits < threshold[:, None], -math.inf)
     return logits
 
 
-def _truncate_by_rank(logits: Tensor, cuts: Cuts) -> Tensor:
+def _truncate_by_rank(logits: Tensor, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64]) -> Tensor:
     """top-k and top-p both keep a row's most likely n tokens; only n is found differently."""
     vocabulary, device = logits.shape[-1], logits.device
-    ranked = (cuts.top_k > 0) & (cuts.top_k < vocabulary)
-    tops = upload(torch.from_numpy(np.where(ranked, cuts.top_k, vocabulary)), device)
-    masses = upload(torch.from_numpy(cuts.top_p), device)
-    needed = max(_SHORTLIST, int(np.where(ranked, cuts.top_k, 0).max()))
+    ranked = (top_k > 0) & (top_k < vocabulary)
+    tops = upload(torch.from_numpy(np.where(ranked, top_k, vocabulary)), device)
+    masses = upload(torch.from_numpy(top_p), device)
+    needed = max(_SHORTLIST, int(np.where(ranked, top_k, 0).max()))
     width = min(vocabulary, needed)
     if not logits.is_cpu:  # whether so many suffice would have to be known on the host
-        by_mass = (cuts.top_p < 1.0) & ~(ranked & (cuts.top_k <= width))
+        by_mass = (top_p < 1.0) & ~(ranked & (top_k <= width))
         values = logits.sort(dim=-1, descending=True).values if by_mass.any() else logits.topk(width, dim=-1).values
         return _keep(logits, values, _nucleus(values, logits, tops, masses))
     values = logits.topk(width, dim=-1).values

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.engine.devices import upload
 from slipstream.engine.sampler import fused
-from slipstream.engine.sampler.logits_processor import add_bias, log_min_p
+from slipstream.engine.sampler.logits_processor import CUTS, add_bias, cuts_of
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.vllm.messages import Indices, SessionParameters
 
@@ -19,9 +19,7 @@ NONE = -1
 COLUMNS = np.dtype(
     [
         ("temperature", np.float32),
-        ("top_k", np.int64),
-        ("top_p", np.float64),
-        ("floor", np.float32),
+        ("cuts", CUTS),
         ("seed", np.uint64),
         ("greedy", np.bool_),
         ("ratio", np.bool_),
@@ -123,7 +121,7 @@ class SessionTable:
         slot = self._slots[name] = self._free.pop()
         self._columns[slot] = (
             1.0 if sampling.greedy else sampling.temperature,
-            *((0, 1.0, -np.inf) if sampling.greedy else (sampling.top_k, sampling.top_p, log_min_p(sampling))),
+            cuts_of(sampling),
             sampling.seed,
             sampling.greedy,
             sampling.drawn,

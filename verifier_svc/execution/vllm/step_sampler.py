@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.engine.devices import upload
 from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.coupled_sampling import choose
-from slipstream.engine.sampler.logits_processor import Cuts, forbid, logprobs, sharpen
+from slipstream.engine.sampler.logits_processor import CUTS, forbid, logprobs, sharpen
 from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, first_rows, leading, reject
@@ -139,8 +139,10 @@ class StepSampler:
     def _decide_fused(self, batch: Batch, rows: npt.NDArray[np.void], masks: StepMasks | None) -> fused.Decided:
         """On a GPU, where no session is under a ratio rule."""
         settings = np.zeros(len(rows), fused.SETTINGS)
-        for name in ("top_k", "greedy", "temperature", "top_p", "floor", "repetition", "presence", "frequency"):
+        for name in ("greedy", "temperature", "repetition", "presence", "frequency"):
             settings[name] = rows[name]
+        for name in CUTS.fields or ():
+            settings[name] = rows["cuts"][name]
         settings["key"] = noise.keys(rows["seed"], batch.positions, Purpose.COUPLED)
         settings["place"], settings["mask"] = rows["adjustment"], NONE
         settings["first"], settings["depth"] = (batch.starts - np.arange(len(batch.starts)))[batch.owners], batch.depths
@@ -172,8 +174,7 @@ class StepSampler:
         adjusted = np.flatnonzero(rows["adjustment"] != NONE)
         if len(adjusted):
             processed = self._adjust(batch, processed, adjusted, rows[adjusted])
-        cuts = Cuts(*(rows[name].copy() for name in ("top_k", "top_p", "floor")))
-        return sharpen(processed, rows["temperature"].copy(), cuts)
+        return sharpen(processed, rows["temperature"].copy(), rows["cuts"])
 
     def _adjust(self, batch: Batch, processed: Tensor, index: Indices, rows: npt.NDArray[np.void]) -> Tensor:
         """Penalties and bias of these rows, as `logits_processor.process` computes them row by row."""

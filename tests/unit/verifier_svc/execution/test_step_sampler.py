@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -48,6 +49,17 @@ SAMPLINGS = [
     SamplingParams(temperature=0.0, allowed_token_ids=(300,)),
     SamplingParams(temperature=1.2, seed=13, top_k=30, allowed_token_ids=ALLOWED, acceptance="rejection"),
 ]
+
+
+APPLIED_BY_GRAMMAR = {"bad_words_ids"}
+"""By `verifier_svc.grammar.token_constraint`, for both executors."""
+
+
+def test_every_sampling_parameter_is_tried_here() -> None:
+    """One that the batched sampling did not know of would be ignored on vLLM."""
+    names, neutral = {each.name for each in fields(SamplingParams)}, SamplingParams()
+    tried = {name for name in names if any(getattr(each, name) != getattr(neutral, name) for each in SAMPLINGS)}
+    assert tried | APPLIED_BY_GRAMMAR == names
 
 
 class Verified(NamedTuple):
