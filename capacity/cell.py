@@ -79,8 +79,8 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 class Simulation:
-    """A cell that runs until the block ends. As in `gateway.routing.router`, sessions go to the least loaded verifier
-    and the least loaded drafter; those beyond a verifier's bound wait."""
+    """A cell that runs until the block ends. As in `gateway.routing.verifier_choice`, sessions go to the least loaded
+    verifier and the least loaded drafter; those beyond a verifier's bound wait."""
 
     def __init__(self, cell: Cell, seed: int = 0) -> None:
         self._cell = cell

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from gateway.api.anthropic import messages
-from gateway.api.http import operations
+from gateway.api.http import operations, route_list
 from gateway.api.http.body import BodyLimits, BodyReader
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import REQUEST_ID, Application, Entry, local_hosts
@@ -58,6 +58,7 @@ _REASONS = {
 """Our reasons by the types of pydantic's faults; all other types are FIELD_INVALID."""
 _ROUTES = (
     operations.routes,
+    route_list.routes,
     completions.routes,
     chat.routes,
     responses.routes,
@@ -79,7 +80,7 @@ def application(parts: HttpDependencies, keys: ApiKeys | None) -> Application:
     app = FastAPI(
         title="Slipstream",
         version=running_version(),
-        openapi_url=None,  # `operations` has a route of its own
+        openapi_url=None,  # `route_list` has a route of its own
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from operator import attrgetter
-from typing import Generic, TypeVar
 
-from gateway.routing.arithmetic import arithmetic_of, least_loaded, newest_weights
 from gateway.routing.breaker import BreakerState
 from gateway.routing.discovery import Discovery
 from gateway.routing.drafters import DrafterWorker, unreached_yet
+from gateway.routing.verifier_choice import PrefixAffinity, arithmetic_of, choose, newest_weights
 from gateway.routing.verifiers import VerifierWorker
-from gateway.store.session_store import pack_tokens
 from slipstream.concurrency import Broadcast
 from slipstream.errors import (
     FIELD_MISSING,
@@ -28,16 +24,8 @@ from slipstream.errors import (
 from slipstream.proposers.registry import METHODS, gives_distribution, needs_prediction
 from slipstream.v1 import gateway_pb2, types_pb2
 
-T = TypeVar("T")
 POOL: Callable[[DrafterWorker], str] = attrgetter("pool")
 METHOD: Callable[[DrafterWorker], str] = attrgetter("method")
-STRIDE = 64
-"""Tokens between two prefixes that are remembered; prefill of shorter ones costs as little as looking them up."""
-MOST_PREFIXES = 64
-"""Prefixes of one text that are remembered."""
-MOST_REMEMBERED = 65_536
-BUSIER, SPARE = 1.5, 2
-"""A verifier with the prefix is preferred up to BUSIER times the sessions of the least busy one, plus SPARE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +39,6 @@ class DrafterRequirements:
     """Whether the request has a predicted output."""
     among: tuple[str, ...] = ()
     """Drafters that a rule chose; empty: all."""
-
-
-def prefix_hashes(token_ids: Sequence[int], salt: str) -> list[bytes]:
-    """A hash of each prefix of STRIDE, 2 * STRIDE, ... tokens. Texts with different salts share none."""
-    hashes: list[bytes] = []
-    digest = blake2b(salt.encode(), digest_size=16)
-    for start in range(0, min(len(token_ids), MOST_PREFIXES * STRIDE) - STRIDE + 1, STRIDE):
-        digest.update(pack_tokens(token_ids[start : start + STRIDE]))
-        hashes.append(digest.copy().digest())
-    return hashes
-
-
-class PrefixAffinity(Generic[T]):
-    """Which verifier computed a prefix last: its KV may still be there, and prefill is shorter. A hint only."""
-
-    def __init__(self, capacity: int = MOST_REMEMBERED) -> None:
-        self._capacity = capacity
-        self._workers: OrderedDict[bytes, T] = OrderedDict()
-
-    def note(self, hashes: Sequence[bytes], worker: T) -> None:
-        """`worker` has computed the text with these prefix hashes."""
-        for each in hashes:
-            self._workers[each] = worker
-            self._workers.move_to_end(each)
-        while len(self._workers) > self._capacity:
-            self._workers.popitem(last=False)
-
-    def find(self, hashes: Sequence[bytes]) -> T | None:
-        """The worker that computed the longest of these prefixes last."""
-        return next((self._workers[each] for each in reversed(hashes) if each in self._workers), None)
 
 
 class Router:
@@ -159,19 +117,14 @@ class Router:
         prefixes: Sequence[bytes] = (),
         arithmetic: str = "",
     ) -> VerifierWorker | None:
-        """The verifier for a session: the least loaded one of the model's newest weights, preferably without sessions
-        that wait for memory; but the one that has computed the text's prefix, unless it is much busier. With
-        `arithmetic` only verifiers of that name. None while there is none."""
+        """The verifier for a session, of those that are ready (`verifier_choice.choose`). With `arithmetic` only those
+        of that name. None while there is none."""
         able = [
             each
             for each in self._of_model(model)
             if each.ready and each not in avoid and arithmetic in ("", each.arithmetic)
         ]
-        least = least_loaded(able, newest_weights(self._present(model)))
-        known = self.affinity.find(prefixes)
-        if least is None or known is None or known not in able or known.crowded or known.weights != least.weights:
-            return least
-        return known if known.sessions <= BUSIER * least.sessions + SPARE else least
+        return choose(able, newest_weights(self._present(model)), self.affinity.find(prefixes))
 
     def _of_model(self, name: str) -> list[VerifierWorker]:
         return [verifier for verifier in self.verifiers if verifier.model is not None and verifier.model.name == name]

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gateway.routing.arithmetic import arithmetic_of
+from gateway.routing.verifier_choice import arithmetic_of
 from gateway.routing.verifier_session import VerifierSession, stream_lost
 from gateway.routing.worker_watch import WorkerWatch
 from slipstream.errors import (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from gateway.auth.tenant import Tenant
-from gateway.sessions.arithmetic import cut, moves_of, same_request, spans_of, with_spans
+from gateway.sessions.arithmetic_spans import cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.output_stream import rolled_back
 from gateway.store.session_log import SessionLog
 from gateway.store.session_store import SessionRecord, SessionStore, store_error

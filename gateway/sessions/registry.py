@@ -21,8 +21,8 @@ from gateway.request_context import RequestContext
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.texts import Texts
 from gateway.requests.validation import RequestValidator, SessionCount
-from gateway.routing.router import prefix_hashes
-from gateway.sessions.arithmetic import Spans, chosen, cut, moves_of, same_request, spans_of, with_spans
+from gateway.routing.verifier_choice import prefix_hashes
+from gateway.sessions.arithmetic_spans import Spans, chosen, cut, moves_of, same_request, spans_of, with_spans
 from gateway.sessions.observer import RequestObserver
 from gateway.sessions.output_stream import Event, OutputStream, rolled_back, suspended
 from gateway.sessions.ownership import SessionOwnership, finished_of, output_of, request_of, stored_request

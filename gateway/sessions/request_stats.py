@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
-from gateway.sessions.arithmetic import Spans, messages
+from gateway.sessions.arithmetic_spans import Spans, messages
 from slipstream.rpc import proto_conversion
 from slipstream.telemetry.metrics_collector import OTHER
 from slipstream.v1 import gateway_pb2, verifier_pb2

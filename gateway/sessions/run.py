@@ -18,10 +18,11 @@ from structlog.contextvars import bind_contextvars
 from gateway.config import GatewayConfig
 from gateway.requests.resolved_request import ResolvedRequest
 from gateway.requests.validation import RandomBits
-from gateway.routing.router import Router, prefix_hashes
+from gateway.routing.router import Router
+from gateway.routing.verifier_choice import prefix_hashes
 from gateway.routing.verifier_session import Received, SessionEnded, VerifierSession
 from gateway.routing.verifiers import VerifierWorker
-from gateway.sessions.arithmetic import Spans, moves_of, opened, spans_of, wanted, with_spans, written
+from gateway.sessions.arithmetic_spans import Spans, moves_of, opened, spans_of, wanted, with_spans, written
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream
@@ -251,7 +252,7 @@ class SessionRun:
                     if verifier := self._choose_verifier(prefixes):
                         return verifier
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(self._return_at if self._pausing else None):
+                        async with asyncio.timeout_at(self._return_at if self._awaiting_return else None):
                             await self._router.changes.wait()
                 return None
         except TimeoutError as error:
@@ -267,7 +268,7 @@ class SessionRun:
         waited in vain. None while there is none."""
         choose, model, name = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
         fresh = choose(model, self._avoid, prefixes, name)
-        failed = None if fresh or self._pausing else choose(model, (), prefixes, name)
+        failed = None if fresh or self._awaiting_return else choose(model, (), prefixes, name)
         if fresh is None and self._may_mix and (waited or failed):
             return choose(model, self._avoid, prefixes) or failed or choose(model, (), prefixes)
         return fresh or failed
@@ -290,7 +291,7 @@ class SessionRun:
         return self._config.mixed_arithmetic == "mark" if asked is None else asked
 
     @property
-    def _pausing(self) -> bool:
+    def _awaiting_return(self) -> bool:
         return asyncio.get_running_loop().time() < self._return_at
 
     def _prefixes(self) -> list[bytes]:

@@ -19,7 +19,7 @@ from gateway.config import GatewayConfig
 from gateway.gateway import GatewayDependencies, running
 from gateway.routing.verifier_session import SessionEnded
 from gateway.sessions import registry
-from gateway.sessions.arithmetic import moves_of
+from gateway.sessions.arithmetic_spans import moves_of
 from slipstream.cli.commands import app
 from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import complete

@@ -13,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from gateway.sessions.arithmetic import with_spans
+from gateway.sessions.arithmetic_spans import with_spans
 from gateway.store.memory import MemoryBackend, MemoryStore
 from slipstream.errors import ARITHMETIC_GONE, OTHER_ARITHMETIC, ResourceExhausted, Unavailable
 from slipstream.rpc.channel import error_of

@@ -66,15 +66,15 @@ async def undisturbed(client: Gateway, friend: str) -> None:
 @pytest.fixture(autouse=True)
 def no_step_is_held_back_for_longer_than_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The verifier decides so by its own measure of a step, however slow the machine is."""
-    pause, too_long = Planner.pause, list[tuple[float, float]]()
+    hold_s, too_long = Planner.hold_s, list[tuple[float, float]]()
 
     def watched(planner: Planner, plan: StepPlan, waited_s: float) -> float:
-        asked = pause(planner, plan, waited_s)
+        asked = hold_s(planner, plan, waited_s)
         if asked and waited_s + asked > 2.0 * plan.seconds + 1e-9:
             too_long.append((waited_s + asked, plan.seconds))
         return asked
 
-    monkeypatch.setattr(Planner, "pause", watched)
+    monkeypatch.setattr(Planner, "hold_s", watched)
     yield
     assert not too_long
 

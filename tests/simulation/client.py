@@ -185,7 +185,7 @@ class Client:
         try:
             await resume(self._lines(self._gateway()), received, PATIENCE)
             _check_whole(received, text)
-        except (NotFound, Aborted, OutOfRange) as error:  # OutOfRange: the store lost the edit, and with it the revision
+        except (NotFound, Aborted, OutOfRange) as error:  # out of range: the revision, which the store lost
             lost = f"the edited session {name} is lost: {error.reason}, {losses} losses, now {store.losses}"
             demand(losses != store.losses, lost)
 

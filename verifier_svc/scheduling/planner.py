@@ -245,7 +245,7 @@ class Planner:
 
     # Waiting.
 
-    def pause(self, plan: StepPlan, waited_s: float) -> float:
+    def hold_s(self, plan: StepPlan, waited_s: float) -> float:
         """Seconds worth waiting for masks and candidates on their way, after `waited_s` seconds of waiting."""
         if self._masks_s:
             return self._masks_s
@@ -266,7 +266,7 @@ class Planner:
             if self._offers.limit(session) and (attachment := self._sources.awaited(session, now)) is not None:
                 gains[session] = self._expected_gain(each, plan, attachment.number)
                 awaited[session] = attachment.delays, now - attachment.since
-        return self._wait_policy.pause(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds)
+        return self._wait_policy.hold_s(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds)
 
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan, source: int) -> ExpectedGain:
         """Estimates the gain of the sequence by waiting for candidates of this source."""

@@ -139,12 +139,12 @@ class Scheduler:
             if self._due is None:
                 self._due = self._clock()
             waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
-            pause = self._planner.pause(plan, waited)
-            if pause > 0.0:
+            hold_s = self._planner.hold_s(plan, waited)
+            if hold_s > 0.0:
                 self._report()
                 if self._waiting_since is None:
                     self._waiting_since = self._clock()
-                await self._wait_for_change(pause)
+                await self._wait_for_change(hold_s)
                 continue
             self._waiting_since = None
             if step := self.kv_admission.fit(plan.step):

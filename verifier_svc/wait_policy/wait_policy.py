@@ -210,7 +210,7 @@ class WaitPolicy(Generic[Key]):
         self._trial.observe_other()
         return self.threshold != before
 
-    def pause(
+    def hold_s(
         self,
         step: PlannedStep,
         expected: Mapping[Key, ExpectedGain],
@@ -218,18 +218,17 @@ class WaitPolicy(Generic[Key]):
         waited_s: float,
         most_s: float = math.inf,
     ) -> float:
-        """Seconds worth waiting before the step (`wait_time.wait_s`), after `waited_s` seconds of waiting, `most_s` at
-        most in all. `expected`:
-        of the sessions for which candidates are on their way; `awaited`: how long those of each take, and for how many
-        seconds they have been awaited."""
+        """Seconds for which holding the step pays (`wait_time.wait_s`), after `waited_s` seconds of it, and at most `most_s`
+        in all. `expected`: of the sessions for which candidates are on their way; `awaited`: how long those of each
+        take, and for how many seconds they have been awaited."""
         self._gain_ratio.observe(expected)
         ratio = self._gain_ratio.value
         gains = {key: gain for key, each in expected.items() if (gain := each.gain * ratio - each.cost) > 0.0}
         most_s = min(most_s, self._max_wait_s, MAX_WAIT_STEPS * step.seconds) - waited_s
-        pause = wait_s(self._rate(step), _grouped(gains, awaited, most_s), most_s, TIMER_S)
-        if pause > 0.0:
+        held_s = wait_s(self._rate(step), _grouped(gains, awaited, most_s), most_s, TIMER_S)
+        if held_s > 0.0:
             self._gain_ratio.start_wait(expected)
-        return pause
+        return held_s
 
     def expected_gain(
         self,

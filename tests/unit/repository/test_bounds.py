@@ -26,6 +26,7 @@ Row = tuple[int, str, str]
 THREAD_ROWS: dict[tuple[str, str], Row] = {
     ("gateway/gateway.py", "to_thread"): (1, "the start of a gateway", "once, before it listens"),
     ("gateway/api/http/operations.py", "to_thread"): (1, "/metrics", "operators' keys, one page at a time"),
+    ("gateway/api/http/route_list.py", "to_thread"): (1, "/docs and /openapi.json", "made once"),
     ("gateway/routing/discovery.py", "to_thread"): (
         1,
         "an operator's file of addresses",
@@ -54,7 +55,11 @@ CONTAINER_ROWS: dict[tuple[str, str], Row] = {
         "by the tasks of each tenant, which take turns; by the connections",
     ),
     ("gateway/auth/loop_turns.py", "OrderedDict"): (1, "ReadyCallbacks, by tenant", "by the keys; none is empty"),
-    ("gateway/routing/router.py", "OrderedDict"): (1, "prefixes of each worker", "in count; it decides speed alone"),
+    ("gateway/routing/verifier_choice.py", "OrderedDict"): (
+        1,
+        "prefixes of each worker",
+        "in count; decides speed alone",
+    ),
     ("gateway/sessions/ownership.py", "WeakValueDictionary"): (
         1,
         "locks of sessions",

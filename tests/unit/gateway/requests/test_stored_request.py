@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gateway.auth.tenant import Tenant, TenantLimits
 from gateway.requests.resolved_request import ResolvedRequest
-from gateway.sessions.arithmetic import WrittenSpan, same_request, with_spans
+from gateway.sessions.arithmetic_spans import WrittenSpan, same_request, with_spans
 from slipstream.v1 import gateway_pb2
 from tests.unit.gateway.requests.test_request_validation import resolve, validator
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.routing.router import BUSIER, SPARE, STRIDE, PrefixAffinity, Router, prefix_hashes
+from gateway.routing.router import Router
+from gateway.routing.verifier_choice import BUSIER, SPARE, STRIDE, PrefixAffinity, prefix_hashes
 from slipstream.v1 import types_pb2
 
 TURN = list(range(3 * STRIDE + 5))

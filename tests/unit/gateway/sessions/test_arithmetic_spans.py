@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.arithmetic import (
+from gateway.sessions.arithmetic_spans import (
     MOST_SPANS,
     Spans,
     WrittenSpan,

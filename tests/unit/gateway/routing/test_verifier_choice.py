@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.arithmetic import MOST_CHARACTERS, arithmetic_of, least_loaded, newest_weights
+from gateway.routing.verifier_choice import MOST_CHARACTERS, arithmetic_of, least_loaded, newest_weights
 from slipstream.v1 import types_pb2
 
 
