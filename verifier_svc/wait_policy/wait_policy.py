@@ -218,7 +218,7 @@ class WaitPolicy(Generic[Key]):
         waited_s: float,
         most_s: float = math.inf,
     ) -> float:
-        """Seconds for which holding the step pays (`wait_time.wait_s`), after `waited_s` seconds of it, and at most `most_s`
+        """Seconds for which holding the step pays (`wait_time.wait_s`), after `waited_s` of them, and at most `most_s`
         in all. `expected`: of the sessions for which candidates are on their way; `awaited`: how long those of each
         take, and for how many seconds they have been awaited."""
         self._gain_ratio.observe(expected)
