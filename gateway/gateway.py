@@ -38,7 +38,7 @@ from gateway.text.worker import setup_of
 from gateway.work.processes import ProcessSource
 from gateway.work.tenant_work import TenantWork
 from slipstream.errors import Unavailable
-from slipstream.process import return_memory, tune_runtime, until_signal
+from slipstream.process import COLLECT_OFTEN, return_memory, tune_runtime, until_signal
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, dialer
 from slipstream.rpc.multiplexed_stream import ByteCounter
 from slipstream.rpc.server import AccessControl, Server
@@ -180,7 +180,7 @@ async def serve(config: GatewayConfig) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         ready = tasks.create_task(_announce(gateway))
-        tune_runtime()
+        tune_runtime(COLLECT_OFTEN)
         await until_signal()
         ready.cancel()
 

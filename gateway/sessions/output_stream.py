@@ -41,6 +41,10 @@ def suspended(alone: bool = False) -> Unavailable:
     return Unavailable("The gateway let the session go; resume it.", reason="SUSPENDED")
 
 
+def ignore_taken(tokens: int) -> None:
+    """For `OutputStream.on_taken`, while no run gives its verifier credit for what clients take."""
+
+
 class OutputStream:
     """Grows until `finish` or `fail`. Memory is bounded by the session's length, however slow a client is."""
 
@@ -51,7 +55,7 @@ class OutputStream:
         """The session's output tokens, those behind a stop string included."""
         self.reached = 0
         """Tokens that the client which is farthest has taken."""
-        self.on_taken: Callable[[int], None] = lambda tokens: None
+        self.on_taken: Callable[[int], None] = ignore_taken
         """Called with each advance of `reached`, in tokens."""
         self._pieces: list[str] = []
         """Text that goes with each settled token (see Transcript)."""

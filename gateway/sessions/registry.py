@@ -515,6 +515,7 @@ class SessionRegistry:
             if self._entries.get(entry.id) is entry:
                 del self._entries[entry.id]
             entry.stream.fail(suspended())
+            entry.task = None  # its exception has frames that have the entry: a ring of references
 
         entry.task = asyncio.create_task(fill_stream())
         entry.task.add_done_callback(remove_entry)

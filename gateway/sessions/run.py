@@ -25,7 +25,7 @@ from gateway.routing.verifiers import VerifierWorker
 from gateway.sessions.arithmetic_spans import Spans, moves_of, opened, spans_of, wanted, with_spans, written
 from gateway.sessions.drafter_assignment import DrafterAssignment
 from gateway.sessions.observer import Observers, outcome_of
-from gateway.sessions.output_stream import OutputStream
+from gateway.sessions.output_stream import OutputStream, ignore_taken
 from gateway.sessions.request_stats import RequestStats, describe_rounds
 from gateway.sessions.state import SessionLife, SessionState
 from gateway.store.session_log import SessionLog
@@ -162,6 +162,7 @@ class SessionRun:
             self._report_ended(outcome)
 
     def _report_ended(self, outcome: str) -> None:
+        self._stream.on_taken = ignore_taken  # a ring would keep text and tokens until the next collection
         self.ended.set()
         self._observer.run_ended(outcome)
 

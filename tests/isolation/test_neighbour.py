@@ -26,9 +26,9 @@ MOST = 2.0
 """Times as long."""
 NOISE_S = {"ttft": 0.05, "tpot": 0.005, "gap": 0.05}
 """Seconds that are not counted: a process that wakes up on a busy core waits for as much."""
-MOST_LOOP_S = 0.2
-"""CPU seconds of the gateway's longest callback: a full garbage collection beside large requests takes some 0.1, and so
-does the first page of /docs. `test_items` holds what requests themselves may take to a tenth of it."""
+MOST_LOOP_S = 0.05
+"""CPU seconds of the gateway's longest callback; most attacks stay below a tenth of it. `test_items` holds what large
+requests may take to less."""
 MOST_MIB = 256
 """That an attack may add to the gateway's memory."""
 ANYWHERE = ("idle connections", "streams of health")
