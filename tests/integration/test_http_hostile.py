@@ -165,7 +165,7 @@ async def raw(served: Web, *parts: bytes) -> bytes:
     except ConnectionError:
         return b""
     finally:
-        writer.close()
+        writer.transport.abort()  # closed, it would wait for a peer that does not read
 
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -58,9 +58,11 @@ async def test_segments_add_up_to_the_request_and_few_rounds_stand_out(collector
     assert misses == Counter(statistics.misses)
     [share] = root.attributes[spans.BY_DRAFTER]
     assert share == f"model {statistics.drafters[0].accepted}/{statistics.drafters[0].drafted}"
-    # The rounds that stand out are whole: what the gateway has of them, the verifier has too.
+    # The rounds that stand out are whole: what the gateway has of them, the verifier has too, but for rounds that were
+    # slow on the gateway alone.
     rounds, verifies = of(trace, spans.ROUND), of(trace, spans.VERIFY)
-    assert {span.id for span in rounds} == {span.parent for span in verifies}
+    others = {span.id for span in rounds if span.attributes[spans.REASON] != "slow"}
+    assert others <= {span.parent for span in verifies} <= {span.id for span in rounds}
     assert rounds[0].attributes[spans.REASON] == "first" and rounds[0].attributes[spans.INDEX] == 0
     assert len(rounds) < statistics.rounds / 4
     reasons = Counter((span.parent, span.attributes[spans.REASON]) for span in rounds)

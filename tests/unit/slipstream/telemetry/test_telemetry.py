@@ -184,7 +184,7 @@ async def test_a_request_that_comes_byte_by_byte_keeps_nobody_out_for_long(monke
                     writer.write(b"G")
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(reader.read(1), 0.05)
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_an_observation_in_a_sampled_trace_leads_to_it() -> None:
