@@ -74,7 +74,7 @@ class SessionEntry:
     """Output tokens that were generated here."""
     life: SessionLife = field(default_factory=SessionLife)
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         """End the task soon: the run closes the session on its verifier, where its KV is free before the next step, and
         releases it. Acts once, and interrupts no last writes."""
         if self.task is not None and not self.life.left:
@@ -228,7 +228,7 @@ class SessionRegistry:
         finally:
             entry = self._entries.get(stream.started.session_id)
             if entry is not None and entry.stream is stream and not stream.followed:
-                entry.stop()
+                entry.leave()
 
     async def _start_session(
         self, request: gateway_pb2.GenerateRequest, tenant: Tenant, texts: Texts | None
@@ -467,7 +467,7 @@ class SessionRegistry:
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in list(self._entries.values()):
             entry.stream.fail(suspended(self._context.config.alone))
-            entry.stop()
+            entry.leave()
         if tasks:
             await asyncio.wait(tasks, timeout=self._context.config.store_grace_s + 1.0)
 
@@ -522,7 +522,7 @@ class SessionRegistry:
 
     async def _let_go(self, entry: SessionEntry) -> None:
         """End the entry's task; the session's record stays as it is."""
-        entry.stop()
+        entry.leave()
         if entry.task is not None:
             await asyncio.wait([entry.task])
 

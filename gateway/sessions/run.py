@@ -108,7 +108,7 @@ class SessionRun:
         stream.on_taken = self._add_credit
 
     def cancel(self) -> None:
-        """End soon; KV memory on the verifier is free at once."""
+        """End soon; KV memory on the verifier is free before its next step."""
         self._life.enter(SessionState.CANCELLED)
         if self._verifier_session is not None:
             self._verifier_session.close()

@@ -94,6 +94,7 @@ class RequestTrace(RequestObserver):
             spans.NAME: name,
             spans.OPERATION: spans.CHAT if context.http_route in CHAT_ROUTES else spans.TEXT_COMPLETION,
             spans.PROVIDER: spans.PROVIDER_NAME,
+            spans.TENANT: context.tenant.name or None,
             **_protocol(name, context),
             spans.ASKED: trace.asked or None,
             spans.UNSAMPLED: None if trace.sampled else True,

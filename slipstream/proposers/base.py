@@ -74,8 +74,8 @@ class ProposerContext:
     handle: Hashable
     """Key of the proposer's own state for the sequence, until `close_sequence`."""
     tokens: list[int]
-    """Committed tokens, of which the first `length` count. The same list object from call to call is only appended to;
-    another list means another prefix (a rollback, a migration)."""
+    """Committed tokens, of which the first `length` count: from call to call the same list, which is only appended to.
+    A session that is rolled back or moves is opened again, under another handle."""
     length: int
     """Committed tokens at the time of the call, at least one."""
     prompt_length: int

@@ -52,7 +52,7 @@ class DraftSequences:
         """The handle's sequence, whose rows hold a beginning of `tokens[:length]` without the last of them: that is
         computed together with the candidates below it.
 
-        `tokens` is append-only from call to call; another list is compared with what the rows hold.
+        The same list is only appended to; another one, as a translated text is, is compared with what the rows hold.
         """
         held = self._held.pop(handle, None)
         if held is None:

@@ -193,7 +193,7 @@ LOSSY_SESSIONS = _gateway(
 GOOD_TOKENS = _gateway("slipstream_good_tokens_total", "Output tokens of good requests.", *REQUEST)
 TTFT = _histogram(
     "slipstream_time_to_first_token_seconds",
-    "Seconds from a request's arrival to its first committed token.",
+    "Seconds from a request's arrival, key and body read, to its first token in the log.",
     "gateway",
     _FIRST,
     REQUEST,

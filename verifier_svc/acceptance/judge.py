@@ -83,8 +83,8 @@ def judge(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResult
     """Decides every case. logits: raw float32 [rows, V] of the whole step. Rows that no rule visits do not
     influence the results; their argmax may be computed."""
     outcomes: list[AcceptanceResult | BrokenNumbers | None] = [None] * len(cases)
-    plain = [index for index, case in enumerate(cases) if _plain(case)]
-    for index, outcome in zip(plain, _follow([cases[index] for index in plain], logits), strict=True):
+    simple = [index for index, case in enumerate(cases) if _argmax_known(case)]
+    for index, outcome in zip(simple, _follow([cases[index] for index in simple], logits), strict=True):
         outcomes[index] = outcome
     walks = {index: _start(case) for index, case in enumerate(cases) if outcomes[index] is None}
     active = list(walks.values())
@@ -96,7 +96,7 @@ def judge(cases: Sequence[VerifyInput], logits: Tensor) -> list[AcceptanceResult
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _plain(case: VerifyInput) -> bool:
+def _argmax_known(case: VerifyInput) -> bool:
     """Whether the choices are the argmax of raw logits, whatever was accepted before."""
     sampling = case.sampling
     raw = case.grammar is None and not sampling.adjusted
