@@ -193,3 +193,15 @@ async def test_a_conversation_by_grpc_is_a_chat_too(served: Served, collector: C
     (span,) = [each for each in await collector.spans() if each.name == "generate"]
     assert (span.attributes[spans.OPERATION], span.attributes[spans.STATUS]) == ("chat", "OK")
     assert span.attributes[spans.METHOD] == "slipstream.v1.GatewayService/Generate"
+
+
+async def test_a_request_names_its_api_key_and_not_the_key_itself(
+    served: Served, collector: Collector, tmp_path: Path
+) -> None:
+    key = new_key()
+    (tmp_path / "keys.toml").write_text(f'acme = {{ sha256 = "{digest(key).hex()}" }}\n')
+    await served.start(tracing=collector.tracing("gateway", Clocks()), api_keys=str(tmp_path / "keys.toml"))
+    body, headers = {"prompt": "Tell me.", "max_tokens": 3}, {"authorization": f"Bearer {key}"}
+    assert (await served.web.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    (span,) = [each for each in await collector.spans() if each.name == "generate"]
+    assert span.attributes[spans.TENANT] == "acme" and key not in str(span.attributes)

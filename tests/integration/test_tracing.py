@@ -307,7 +307,8 @@ async def test_all_that_is_declared_is_sent(
         sent.setdefault(span.name, set()).update(span.attributes)
         for name, attributes in span.events:
             happened.setdefault(name, set()).update(attributes)
-    of_http = {spans.HTTP_METHOD, spans.HTTP_ROUTE, spans.HTTP_STATUS}  # tests/integration/test_http_shapes.py
-    assert sent == {name: attributes - of_http for name, attributes in spans.SPANS.items()}
+    # tests/integration/test_http_shapes.py
+    elsewhere = {spans.HTTP_METHOD, spans.HTTP_ROUTE, spans.HTTP_STATUS, spans.TENANT}
+    assert sent == {name: attributes - elsewhere for name, attributes in spans.SPANS.items()}
     rare = {name: spans.EVENTS[name] for name in (spans.LOST, spans.ARITHMETIC_CHANGED)}
     assert happened | rare == spans.EVENTS
