@@ -34,8 +34,9 @@ from slipstream.speculation.frame import Frame
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
 from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.telemetry.metrics_source import StepStats

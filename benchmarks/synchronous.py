@@ -18,7 +18,8 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import StepOutcome
 from verifier_svc.rounds.round_result import StepTiming
-from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits, StepPlan
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.verifier import VerifierParts, running
 

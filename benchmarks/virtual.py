@@ -31,8 +31,9 @@ from verifier_svc import service as verifier_service
 from verifier_svc.config import PROMPT_STEP_S
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import StepExecutor
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
 from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.telemetry.metrics_source import StepStats
 from verifier_svc.wait_policy.draft_threshold import LEVELS
 

@@ -19,7 +19,7 @@ from slipstream.proposers.base import OpenedProposer
 from slipstream.proposers.drafting.step import DraftStepLimits
 from slipstream.proposers.registry import IN_VERIFIER, find_method
 from slipstream.v1 import types_pb2, verifier_pb2
-from verifier_svc.scheduling.planner import StepLimits
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.service import GatewayStream, VerifierService
 from verifier_svc.sources.local import LocalSource
 from verifier_svc.sources.source import SourceContext

@@ -29,8 +29,9 @@ from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.estimators.cost_measurement import SESSIONS
 from verifier_svc.execution.executor import StepExecutor
 from verifier_svc.rounds.observer import StepObserver
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
 from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
 from verifier_svc.wait_policy.draft_threshold import LEVELS

@@ -28,8 +28,9 @@ from verifier_svc.execution.executor import StepExecutor
 from verifier_svc.execution.target import open_target, running_executor
 from verifier_svc.rounds.observer import StepObserver
 from verifier_svc.rounds.round_details import RoundDetailObserver
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
 from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.service import ServiceLimits, VerifierService
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.local_drafters import local_drafters

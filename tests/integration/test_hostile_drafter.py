@@ -17,7 +17,8 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.support.fleet import Decoded, Gateway, VerifierServer, drafter, emulated_text, gateway, until, verifier
 from tests.support.hostile_drafter import Command, HostileDrafter, frame, hostile, refusal
-from verifier_svc.scheduling.planner import Planner, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepPlan
 from verifier_svc.sources import candidate_sources
 from verifier_svc.sources.drafter_link import MAX_REOPENS
 from verifier_svc.wait_policy.drafting_trial import DraftingTrial

@@ -31,7 +31,8 @@ from tests.support.fleet import opening
 from tests.support.hostile_drafter import frame
 from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.rounds.round_result import StepTiming
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.sources.candidate_sources import MAX_DRAFTERS, CandidateSources
 from verifier_svc.sources.drafter_link import DrafterLink
 
@@ -215,7 +216,7 @@ def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> Non
     tokens = 3 + sum(candidates)
     seconds = planner._curve.seconds(tokens, 3) * 1.1
     timing = StepTiming(0.0, 0.0, seconds, 0.0, 3, tokens)
-    parts = [planner.cost_s(each, timing) for each in step]
+    parts = [planner.feedback.cost_s(each, timing) for each in step]
     assert sum(parts) == pytest.approx(seconds)
     assert sorted(parts) == [part for _, part in sorted(zip(candidates, parts, strict=True))]
     assert min(parts) >= 0.99 * planner._curve.seconds(3, 3) / 3

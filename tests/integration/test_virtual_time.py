@@ -20,7 +20,8 @@ from capacity.clock import run
 from capacity.settings import Acceptance, DraftSettings, Verifying
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.v1 import drafter_pb2, verifier_pb2
-from verifier_svc.scheduling.planner import Planner, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepPlan
 from verifier_svc.wait_policy.draft_threshold import LEVELS, PAUSE
 
 WORLD = World()

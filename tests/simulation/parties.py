@@ -46,8 +46,9 @@ from tests.simulation.store import LEASE_S, Client, Server
 from tests.support.hostile_drafter import HostileDrafter, frame, refusal
 from verifier_svc import service as verifier_service
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
 from verifier_svc.scheduling.scheduler import Scheduler
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.verifier import load
 

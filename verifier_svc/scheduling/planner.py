@@ -4,36 +4,34 @@ Per session it takes the likeliest candidates up to the draft limit and calibrat
 `budget.allot` divides the step's tokens among all sessions. Sessions under the ratio rule (`rejection`) do not compete:
 they get a fixed share. Every session that decodes has its own token in the step, unless its tenant would slow another
 one down by more than its share (`step_shares`), or an executor has too few places, which tenants share. Prompts take
-what `prefill` gives them. Later a step may only lose candidates: `KVAdmission.fit`
-where KV runs out, fault isolation after a failed pass. `wait_policy` decides how long a step is held back for
-candidates on their way.
+what `prefill` gives them. Later a step may only lose candidates: `KVAdmission.fit` where KV runs out, fault isolation
+after a failed pass. `wait_policy` decides how long a step is held back for candidates on their way, `step_feedback`
+learns from steps that ended.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from slipstream.speculation.selection import ROOT, Selection
+from slipstream.speculation.selection import Selection
 from slipstream.tenants import PerTenant
-from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.calibration import Calibration
 from verifier_svc.estimators.cost_curve import CostCurve
-from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
+from verifier_svc.execution.executor import ScheduledSequence
 from verifier_svc.grammar.constraints import Constraint
-from verifier_svc.rounds.round_result import StepTiming
 from verifier_svc.scheduling.budget import allot
-from verifier_svc.scheduling.candidate_offers import CandidateOffers, OfferedSession, labels, workload
+from verifier_svc.scheduling.candidate_offers import CandidateOffers, OfferedSession
 from verifier_svc.scheduling.fairness import turns
 from verifier_svc.scheduling.prompt_room import PromptRoom
+from verifier_svc.scheduling.step_feedback import StepFeedback
+from verifier_svc.scheduling.step_plan import StepLimits, StepPlan
 from verifier_svc.scheduling.step_shares import Shares, StepCosts, StepShares, StepWork, TenantPart
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.wait_policy.arrival_times import DelayDistribution
-from verifier_svc.wait_policy.drafting_trial import ComparedStep, compared_step
-from verifier_svc.wait_policy.wait_policy import DraftedRound, ExpectedGain, PricedStep, WaitPolicy
+from verifier_svc.wait_policy.wait_policy import ExpectedGain, PricedStep, WaitPolicy
 
 PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
@@ -41,58 +39,10 @@ NO_CANDIDATES = Selection()
 MOST_SCORED = 256
 """Most tokens of a step whose prompts' log-probabilities are wanted: each has a row of logits, as wide as the
 vocabulary."""
-ANY_CANDIDATES = ExecutorLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    step_tokens: int
-    """Most tokens of one step."""
-    prefill_tokens: int
-    """Most prompt tokens of one step in which other sessions decode, however quick they are."""
-    max_wait_s: float
-    executor: ExecutorLimits = ANY_CANDIDATES
-    always_speculate: bool = False
-    """True: a step waits max_wait_s for first candidates that are on their way, and for a head's proposal, whether that
-    pays or not. The cost curve then has candidates for nothing, so that all are verified."""
-    prompt_step_s: float = 0.0
-    """Seconds that a step with prompts may take beside sessions that decode, however quick they are; where tenants are
-    distinguished, they are too quick for it (`verifier_svc.scheduling.prompt_room`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    step: list[ScheduledSequence]
-    tokens: float
-    """Tokens that the step is expected to commit."""
-    seconds: float
-    """Seconds that the step is expected to take."""
-    paths: dict[Session, list[float]]
-    """Calibrated path probabilities of each competing session's best candidates; the step holds the first of them."""
-    limit_s: float = math.inf
-    """Most seconds that it may take with prompts and waiting, for the sake of each tenant in it."""
-    prompts: int = 0
-    """Tokens of prompts that are its tenants' due, whatever the limit leaves."""
-    others: PricedStep | None = None
-    """Price of the step without the tenant that has the most of it, where there are several."""
-
-    @property
-    def sessions(self) -> int:
-        return len(self.step)
-
-    @property
-    def decoding(self) -> bool:
-        """True when every session already decoded: no prefill is in the step, not even the end of one."""
-        return bool(self.step) and all(scheduled.computed == scheduled.base - 1 for scheduled in self.step)
-
-    def only(self, step: list[ScheduledSequence]) -> StepPlan:
-        """The plan with these sequences, some of which have fewer candidates than before."""
-        paths = (self.paths.get(each.session, [])[: len(each.selection)] for each in step if each.complete)
-        return replace(self, step=step, tokens=sum(1.0 + sum(some) for some in paths))
 
 
 class Planner:
-    """Plans steps over sessions and learns from their outcomes. Of a session it changes only `choice`, its cache, and
+    """Plans steps over sessions, by what `feedback` learned. Of a session it changes only `choice`, its cache, and
     `drafting_state`."""
 
     def __init__(
@@ -111,6 +61,9 @@ class Planner:
         self._offers = CandidateOffers(limits.executor, self._calibrations)
         self._prompt_room = PromptRoom(curve, limits.step_tokens, limits.prefill_tokens, limits.prompt_step_s)
         self._step_shares = StepShares()
+        self.feedback = StepFeedback(
+            sources, curve, self._calibrations, self._wait_policy, self._prompt_room, limits.always_speculate
+        )
         self._masks_s = 0.0
         """Seconds for which the last plan should wait for the masks of a session's grammar."""
 
@@ -278,7 +231,7 @@ class Planner:
             session.tree.version, paths, chosen.parents, own, limit, session.request.tenant
         )
 
-    # Learning and measuring.
+    # What others read of it.
 
     @property
     def candidate_price(self) -> float:
@@ -299,86 +252,6 @@ class Planner:
         """The session begins, before its drafters know it."""
         if not self._limits.always_speculate:
             session.drafting_state = self._wait_policy.new_session(session.request.tenant)
-
-    def observe_step(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
-        """Learns from the plan's step; steps with prefill do not show what decoding costs. Returns the seconds of the
-        step that its rejected candidates took."""
-        if plan.decoding:
-            self._prompt_room.observe_plain(timing.tokens, timing.sessions, timing.seconds)
-            self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
-            drafted = {
-                each.session
-                for each in plan.step
-                if each.session.request.max_draft_tokens and self._sources.has_source(each.session)
-            }
-            drafting = len([session for session in drafted if session.drafting_state.drafting])
-            changed = self._wait_policy.observe_step(
-                plan,
-                timing.tokens,
-                timing.seconds + timing.waited,
-                self._compared(drafting, timing, outcomes),
-                plan.others,
-                none_drafts=bool(drafted) and not drafting,
-            )
-            if not changed and not self._limits.always_speculate:
-                self._observe_drafting(drafted, plan, timing, outcomes)
-        else:
-            self._observe_prompts(plan, timing)
-            changed = self._wait_policy.observe_prefill_step()
-        if changed:
-            self._sources.set_threshold(self._wait_policy.threshold)
-        if timing.tokens <= timing.sessions:
-            return 0.0
-        pairs = zip(plan.step, outcomes, strict=True)
-        rejected = sum(len(each.selection) - len(it.path) for each, it in pairs if isinstance(it, AcceptanceResult))
-        seconds = self._curve.seconds
-        return seconds(timing.tokens, timing.sessions) - seconds(timing.tokens - rejected, timing.sessions)
-
-    def _observe_prompts(self, plan: StepPlan, timing: StepTiming) -> None:
-        """Learns from a step with prompts what they added to it."""
-        prompts = [scheduled for scheduled in plan.step if scheduled.computed < scheduled.base - 1]
-        decoding = len(plan.step) - len(prompts)
-        own = timing.tokens - sum(scheduled.tokens for scheduled in prompts)
-        pairs = sum(len(scheduled.pending) * scheduled.computed for scheduled in prompts)
-        self._prompt_room.observe(own, decoding, timing.tokens, pairs, timing.seconds)
-
-    def _compared(self, drafting: int, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> ComparedStep | None:
-        """The step as trials of drafting see it; None where it shows nothing of drafting. `drafting`: sessions that
-        drafters draft for."""
-        if self._limits.always_speculate:
-            return None
-        tokens = sum(len(it.path) + 1 for it in outcomes if isinstance(it, AcceptanceResult))
-        return compared_step(timing.sessions, drafting, tokens, timing.tokens, timing.elapsed)
-
-    def _observe_drafting(
-        self, drafted: set[Session], plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]
-    ) -> None:
-        """Learns for which sessions of the step drafting pays. `drafted`: those that have drafters."""
-        rounds = [
-            DraftedRound(session, session.drafting_state, len(it.path) + 1, len(each.selection), session.request.tenant)
-            for each, it in zip(plan.step, outcomes, strict=True)
-            if (session := each.session) in drafted and isinstance(it, AcceptanceResult)
-        ]
-        for session in self._wait_policy.observe_drafting(rounds, timing.tokens, timing.sessions):
-            self._sources.drafting_changed(session)
-
-    def observe_round(self, scheduled: ScheduledSequence, result: AcceptanceResult) -> None:
-        """Learns from what became of the sequence's candidates."""
-        session, chosen, path = scheduled.session, scheduled.selection, result.path
-        if len(chosen):
-            calibration = self._calibrations[session.request.tenant]
-            calibration.learn(labels(session, chosen), workload(session), chosen, path)
-            rejected = chosen.first_child(path[-1] if path else ROOT) is not None
-            self._wait_policy.observe_round(len(path), rejected, session.request.tenant)
-
-    def cost_s(self, scheduled: ScheduledSequence, timing: StepTiming) -> float:
-        """The sequence's own seconds of a step. The time that as many sessions take without further tokens is divided
-        evenly, the rest in proportion to further tokens; the parts add up to the whole."""
-        further = timing.tokens - timing.sessions
-        if not further:
-            return timing.seconds / timing.sessions
-        least = min(timing.seconds, self._curve.seconds(timing.sessions, timing.sessions))
-        return least / timing.sessions + (timing.seconds - least) * (scheduled.tokens - 1) / further
 
     def prepare(self) -> None:
         """Computes ahead what the next plan needs and no arrival changes. Called while a step runs."""

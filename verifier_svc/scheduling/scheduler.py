@@ -23,7 +23,8 @@ from verifier_svc.execution.fault_isolation import FaultIsolation
 from verifier_svc.rounds.observer import MessageAnnotator, StepObserver, StepReport
 from verifier_svc.rounds.round_result import RoundResult, StepTiming
 from verifier_svc.scheduling.kv_admission import KVAdmission
-from verifier_svc.scheduling.planner import Planner, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepPlan
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 
@@ -235,7 +236,7 @@ class Scheduler:
         if self._unreported_step is not None:
             plan, timing, outcomes = self._unreported_step
             self._unreported_step = None
-            rejected_s = self._planner.observe_step(plan, timing, outcomes)
+            rejected_s = self._planner.feedback.observe_step(plan, timing, outcomes)
             report = StepReport(self.steps, plan.step, timing, rejected_s)
             self.observer.step_ended(report)
         rounds, self._unreported_rounds = self._unreported_rounds, []
@@ -250,10 +251,10 @@ class Scheduler:
         scheduled, session = result.scheduled, result.scheduled.session
         self.observer.round_decided(result)
         self._sources.committed(session, scheduled.base, result.token_ids)
-        message = result.message(self._planner.cost_s(scheduled, result.timing))
+        message = result.message(self._planner.feedback.cost_s(scheduled, result.timing))
         session.found_tokens = 0
         session.top_prompt_logprobs, session.prompt_logprobs = None, {}
         self.observer.round_reported(result)
         self.annotator.annotate_round(result, message)
         session.request.stream.send(message)
-        self._planner.observe_round(scheduled, result.result)
+        self._planner.feedback.observe_round(scheduled, result.result)

@@ -26,7 +26,8 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence
-from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits, StepPlan
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 

@@ -21,7 +21,8 @@ from tests.support.verifier_sessions import new_session
 from verifier_svc.config import VerifierConfig
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 

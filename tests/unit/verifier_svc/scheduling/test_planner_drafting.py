@@ -11,7 +11,8 @@ from tests.support.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.rounds.round_result import StepTiming
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.session import DraftedSession, Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 
@@ -63,7 +64,7 @@ class Verifier:
             path = tuple(range(min(guessed(step), size - 1)))
             timing = StepTiming(self.now, self.now, self.now + seconds, 0.0, 1, size)
             self.now += seconds
-            self.planner.observe_step(plan, timing, [AcceptanceResult(path, 9)])
+            self.planner.feedback.observe_step(plan, timing, [AcceptanceResult(path, 9)])
             session.commit([*scheduled.selection.token_ids[: len(path)], 9], len(session.tokens) + len(path))
         return session, drafted
 

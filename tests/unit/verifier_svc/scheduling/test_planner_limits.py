@@ -11,7 +11,8 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits
-from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits, StepPlan
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
 

@@ -10,8 +10,9 @@ from tests.support.verifier_sessions import new_session
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.executor import ExecutorLimits
 from verifier_svc.rounds.round_result import StepTiming
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
 from verifier_svc.scheduling.prefill import PrefillShares, PromptCost, prefill_chunks
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 
@@ -116,7 +117,7 @@ def test_what_a_token_of_context_costs_is_learned_and_makes_pieces_smaller() -> 
         piece = sum(len(each.pending) for each in plan.step if each.session is prompt)
         seconds = COST(1 + piece, 2) + per_pair_s * piece * prompt.computed
         timing = StepTiming(0.0, 0.0, seconds, 0.0, len(plan.step), 1 + piece)
-        planner.observe_step(plan, timing, [None] * len(plan.step))
+        planner.feedback.observe_step(plan, timing, [None] * len(plan.step))
         prompt.computed += piece
         steps.append(seconds)
     assert max(steps[2:]) <= 2.0 * COST(1, 1) + 1e-9
@@ -134,7 +135,9 @@ def test_where_decoding_itself_becomes_slower_a_prompt_goes_on_as_fast_as_before
         piece, plain = pending[0] if pending else piece, plain + (not pending)
         tokens = 1 + sum(pending)
         seconds = 0.02 + COST(tokens, 2)  # thrice as long as the curve gives without prompts
-        planner.observe_step(plan, StepTiming(0.0, 0.0, seconds, 0.0, len(plan.step), tokens), [None] * len(plan.step))
+        planner.feedback.observe_step(
+            plan, StepTiming(0.0, 0.0, seconds, 0.0, len(plan.step), tokens), [None] * len(plan.step)
+        )
         prompt.computed += sum(pending)
     assert piece >= 50 and 20 <= plain <= 30
 

@@ -11,7 +11,8 @@ from tests.support.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
 from verifier_svc.execution.executor import ExecutorLimits
-from verifier_svc.scheduling.planner import Planner, StepLimits
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 
@@ -48,7 +49,7 @@ def teach(planner: Planner, rounds: int) -> None:
         (scheduled,) = planner.plan([session(room=4)]).step
         chosen = scheduled.selection
         path = [node for node, token in enumerate(chosen.token_ids) if token in RIGHT]
-        planner.observe_round(scheduled, AcceptanceResult(tuple(path), 9))
+        planner.feedback.observe_round(scheduled, AcceptanceResult(tuple(path), 9))
 
 
 def test_a_drafter_that_claims_too_much_loses_its_places_to_one_that_is_right() -> None:

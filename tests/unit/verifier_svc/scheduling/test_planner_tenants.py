@@ -12,7 +12,8 @@ from slipstream.v1 import types_pb2
 from tests.support.verifier_sessions import new_session
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits, StepPlan
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
 
@@ -50,7 +51,7 @@ def test_a_tenant_whose_candidates_are_all_rejected_costs_no_other_its_drafting(
         (scheduled,) = planner.plan([session("attacker")]).step
         if not len(scheduled.selection):
             break
-        planner.observe_round(scheduled, AcceptanceResult((), 9))
+        planner.feedback.observe_round(scheduled, AcceptanceResult((), 9))
     assert planned(planner, "attacker")[0] == 0 < before[0]
     assert planned(planner, "victim") == pytest.approx(before)
     unnamed = planned(planner, "")
@@ -61,9 +62,9 @@ def test_a_drafter_that_fails_at_long_contexts_goes_on_at_short_ones(planner: Pl
     before = planned(planner, "victim")
     for _ in range(100):
         (short,) = planner.plan([session("victim")]).step
-        planner.observe_round(short, AcceptanceResult(tuple(range(len(short.selection))), 9))
+        planner.feedback.observe_round(short, AcceptanceResult(tuple(range(len(short.selection))), 9))
         (long,) = planner.plan([session("victim", 5000)]).step
-        planner.observe_round(long, AcceptanceResult((), 9))
+        planner.feedback.observe_round(long, AcceptanceResult((), 9))
     (_, short_worth, _), (_, long_worth, _) = planned(planner, "victim"), planned(planner, "victim", 5000)
     assert short_worth >= before[1] and long_worth < 0.2 * short_worth
     assert long_worth < planned(planner, "victim", 9000)[1] < short_worth, "never measured: the other lengths count"

@@ -15,7 +15,8 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
 from tests.support.verifier_sessions import new_session
 from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
-from verifier_svc.scheduling.planner import Planner, StepLimits, StepPlan
+from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.step_plan import StepLimits, StepPlan
 from verifier_svc.scheduling.step_shares import StepShares
 from verifier_svc.session import Session
 from verifier_svc.sources.candidate_sources import CandidateSources
