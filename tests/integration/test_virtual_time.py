@@ -208,7 +208,7 @@ def test_a_drafter_that_pauses_is_sent_nothing_and_then_all_tokens_in_between_at
 class Patient(Planner):
     """Holds every step back for a second."""
 
-    def pause(self, plan: StepPlan, waited_s: float) -> float:
+    def hold_s(self, plan: StepPlan, waited_s: float) -> float:
         return max(0.0, 1.0 - waited_s)
 
 
