@@ -44,7 +44,7 @@ class SynchronousPlanner(Planner):
         """Nothing is learned of what a candidate must be worth."""
         return 0.0
 
-    def pause(self, plan: StepPlan, waited_s: float) -> float:
+    def hold_s(self, plan: StepPlan, waited_s: float) -> float:
         if not plan.decoding or waited_s >= ANSWER_TIMEOUT_S:
             return 0.0
         missing = any(each.session.tree.depth < each.session.draft_limit for each in plan.step)
