@@ -39,16 +39,18 @@ class SynchronousPlanner(Planner):
     ) -> None:
         super().__init__(drafters, limits, curve, clock)
         drafters.set_threshold(0.0)
-
-    def observe_step(self, plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
-        """Nothing is learned of what a candidate must be worth."""
-        return 0.0
+        self.feedback.observe_step = _learn_nothing  # type: ignore[method-assign]
 
     def hold_s(self, plan: StepPlan, waited_s: float) -> float:
         if not plan.decoding or waited_s >= ANSWER_TIMEOUT_S:
             return 0.0
         missing = any(each.session.tree.depth < each.session.draft_limit for each in plan.step)
         return ANSWER_TIMEOUT_S - waited_s if missing else 0.0
+
+
+def _learn_nothing(plan: StepPlan, timing: StepTiming, outcomes: Sequence[StepOutcome]) -> float:
+    """Of what a candidate must be worth."""
+    return 0.0
 
 
 async def main() -> None:
