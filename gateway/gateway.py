@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.api.grpc_service import GatewayService, authenticating
+from gateway.api.grpc_service import GatewayService, ReceivedRequests, authenticating
 from gateway.auth.api_keys import ApiKeys
 from gateway.config import BESIDES_BYTES, BODY_FACTOR, GatewayConfig
 from gateway.configured_workers import ConfiguredWorkers
@@ -137,7 +137,7 @@ async def running(config: GatewayConfig, outside: GatewayDependencies) -> AsyncI
         sessions = SessionRegistry(context, tokenizer, store, write_behind)
         service = GatewayService(sessions, router, tokenizer, samples, store)
         keys = _open_keys(config, outside, quota)
-        server = Server([service.register], _access(config, outside, keys), *_grpc_limits(config), service.read)
+        server = _grpc_server(config, service, _access(config, outside, keys))
         parts = MetricsParts(config, metrics, router, store, write_behind, traffic, server, work, outside.tracing)
         collector = metrics_collector(parts)
         server.metrics_address = await stack.enter_async_context(exposing(collector, config.metrics_listen))
@@ -286,16 +286,18 @@ def _access(config: GatewayConfig, outside: GatewayDependencies, keys: ApiKeys |
     return AccessControl(credentials, authenticating(keys))
 
 
-def _grpc_limits(config: GatewayConfig) -> tuple[dict[str, int], int]:
-    """gRPC's options of the port for clients, and the most bytes of a request. An old connection is closed once its
-    streams have ended, so that clients spread over new gateways."""
+def _grpc_server(config: GatewayConfig, service: GatewayService, access: AccessControl) -> Server:
+    """The port for clients. An old connection is closed once its streams have ended, so that clients spread over new
+    gateways."""
     most = min(MAX_MESSAGE_BYTES, 2 * config.max_prompt_bytes + BESIDES_BYTES)  # a prompt and a prediction
     options = {
         # Above its limit a request is refused with what the limit is; far above it by gRPC, which then reads nothing.
         "grpc.max_receive_message_length": most + REFUSED_BYTES,
         "grpc.max_connection_age_ms": CONNECTION_AGE_MS,
+        # Else a quick connection may send megabytes of each call before anything of it is read.
+        "grpc.http2.bdp_probe": 0,
     }
-    return options, most
+    return Server([service.register], access, options, most, service.read, ReceivedRequests())
 
 
 def _request_metrics(config: GatewayConfig) -> RequestMetrics:

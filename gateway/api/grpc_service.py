@@ -6,8 +6,9 @@ context's trailers become trailing metadata, and typed errors become statuses (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -25,11 +26,12 @@ from gateway.store.measured import MeasuredStore
 from gateway.telemetry.experiment_samples import ExperimentSamples
 from gateway.text.large_message import put_together
 from gateway.text.tokenizer import Tokenizer
-from slipstream.errors import NotFound
+from slipstream.errors import DeadlineExceeded, NotFound
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.rpc.reflection import ReflectionService
 from slipstream.rpc.server import HEALTH, service_of
 from slipstream.rpc.status_interceptor import Authorise, Context, Parse, parse_at_once
+from slipstream.tenants import PerTenant
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 
 FIELDS: dict[type[Event], str] = {
@@ -42,6 +44,9 @@ FIELDS: dict[type[Event], str] = {
 
 SMALL_BYTES = 65_536
 """Requests up to this size are parsed on the event loop, whatever they hold: 2 ms for as many items as fit."""
+MOST_RECEIVED = 32
+"""Single requests of a tenant that are received at a time: some 130 MB of the largest."""
+RECEIVE_S = 60.0
 _GENERATE = "/slipstream.v1.GatewayService/Generate"
 AnyContext: TypeAlias = "Context | AuthenticatedCall"
 """The latter on a gateway with keys: see `authenticating`."""
@@ -161,6 +166,29 @@ def authenticating(keys: ApiKeys) -> Authorise:
         return AuthenticatedCall(context, replace(request, tenant=await keys.authenticate(request)))
 
     return authenticate
+
+
+class ReceivedRequests:
+    """Bounds by tenant what single requests hold while they come in: MOST_RECEIVED of them are received at a time, each
+    within RECEIVE_S. Without keys there are no tenants, and no bound."""
+
+    def __init__(self) -> None:
+        self._places = PerTenant(lambda: asyncio.Semaphore(MOST_RECEIVED))
+
+    @asynccontextmanager
+    async def __call__(self, context: AnyContext) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded for a request that has not come, or had no place, in time."""
+        if not isinstance(context, AuthenticatedCall):
+            yield
+            return
+        try:
+            async with asyncio.timeout(RECEIVE_S), self._places[context.request.tenant.name]:
+                yield
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the request did not come within {RECEIVE_S:g} s; send fewer large ones at a time.",
+                reason="REQUEST_TIMEOUT",
+            ) from error
 
 
 def as_request_context(context: Context) -> RequestContext:

@@ -13,7 +13,7 @@ from slipstream.errors import PermissionDenied, Unavailable
 from slipstream.rpc import DRAFTER, GATEWAY, VERIFIER
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.rpc.health import Health
-from slipstream.rpc.status_interceptor import Authorise, Context, Read, StatusInterceptor, allow_all
+from slipstream.rpc.status_interceptor import Authorise, Context, Read, Receiving, StatusInterceptor, allow_all
 from slipstream.rpc.tls import Certificates, server_credentials
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -95,12 +95,14 @@ class Server:
         options: Mapping[str, int] | None = None,
         most_bytes: int | None = None,
         read: Read | None = None,
+        receiving: Receiving | None = None,
     ) -> None:
         """`options`: gRPC channel arguments that add to SERVER_OPTIONS or replace some of them. `most_bytes`: of a
-        request, at most what gRPC lets through. `read`: parses single requests; None: as gRPC does."""
+        request, at most what gRPC lets through. `read`: parses single requests; None: as gRPC does. `receiving`: held
+        while one is received; None: nothing."""
         access = access or AccessControl()
         self._credentials = access.credentials
-        interceptor = StatusInterceptor(access.authorise, most_bytes, read)
+        interceptor = StatusInterceptor(access.authorise, most_bytes, read, receiving)
         self.errors = interceptor.errors
         self._server = grpc.aio.server(
             interceptors=[interceptor],

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -43,6 +44,11 @@ Read = Callable[[str, Parse | None, bytes, Any], Awaitable[tuple[Any, Any]]]
 context that the handler is called with. Raises DecodeError."""
 
 
+Receiving = Callable[[Any], AbstractAsyncContextManager[None]]
+"""Context of `Authorise` -> what is held while the call's single request is received. Entering it may wait, or raise a
+typed error."""
+
+
 async def allow_all(method: str, context: Context) -> Context:
     """Authorises every call, for ports that only trusted peers reach."""
     return context
@@ -58,12 +64,17 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ErrorInfo; any other exception becomes INTERNAL and is logged. A method that the server lacks is UNIMPLEMENTED."""
 
     def __init__(
-        self, authorise: Authorise = allow_all, most_bytes: int | None = None, read: Read | None = None
+        self,
+        authorise: Authorise = allow_all,
+        most_bytes: int | None = None,
+        read: Read | None = None,
+        receiving: Receiving | None = None,
     ) -> None:
         """`most_bytes`: of a request. Less than gRPC lets through, whose own error has no limit in it. `read`: of
         single requests; None: `parse_at_once`. Handlers may return answers that are serialised, as bytes."""
         self._authorise = authorise
         self._read = read or parse_at_once
+        self._receiving = receiving or (lambda entered: nullcontext())
         self._most_bytes = most_bytes
         self._reasons = BoundedLabels(MOST_REASONS)
         self.errors: Counter[tuple[str, ...]] = Counter()
@@ -90,79 +101,89 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             trailing = (*(context.trailing_metadata() or ()), *status.trailing_metadata)
             await context.abort_with_status(status._replace(trailing_metadata=trailing))
 
-        # A single request is parsed after authorisation only: a refused caller costs no more than its bytes.
+        # gRPC receives a single request before it calls anything, but none of a stream: as a stream of one, it is
+        # received and parsed after authorisation only. A refused caller costs what flow control lets it send unread.
         parse = handler.request_deserializer
-        guard = _Guard(enter, abort, partial(self._read, details.method, parse), self._most_bytes)
-        guard_stream = _Guard(enter, abort, None, None)
+        guard = _Guard(enter, abort, partial(self._receive, partial(self._read, details.method, parse)))
+        guard_stream = _Guard(enter, abort, None)
         send = _serialising(handler.response_serializer)
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(guard.one(handler.unary_unary), None, send)
+            return grpc.stream_unary_rpc_method_handler(guard.one(handler.unary_unary), None, send)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(guard.many(handler.unary_stream), None, send)
+            return grpc.stream_stream_rpc_method_handler(guard.many(handler.unary_stream), None, send)
         if handler.stream_unary:
             return grpc.stream_unary_rpc_method_handler(guard_stream.one(handler.stream_unary), parse, send)
         streams = handler.stream_stream
         guarded = guard_stream.one(streams) if asyncio.iscoroutinefunction(streams) else guard_stream.many(streams)
         return grpc.stream_stream_rpc_method_handler(guarded, parse, send)
 
-
-class _Guard:
-    """Wraps a handler: authorises the call, parses the request, and aborts with the status of an exception."""
-
-    def __init__(
-        self,
-        enter: Callable[[Context], Awaitable[Any]],
-        abort: Callable[[Context, Exception], Awaitable[None]],
-        read: Callable[[bytes, Any], Awaitable[tuple[Any, Any]]] | None,
-        most_bytes: int | None,
-    ) -> None:
-        """`read`: None for requests that are streams."""
-        self._enter = enter
-        self._abort = abort
-        self._read = read
-        self._most_bytes = most_bytes
-
-    def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-        async def guarded(request: Any, context: Context) -> Any:
-            try:
-                return await behaviour(*await self._admitted(request, context))
-            except Exception as error:
-                request = None
-                await self._abort(context, error)
-
-        return guarded
-
-    def many(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-            try:
-                answers = behaviour(*await self._admitted(request, context))
-                if asyncio.iscoroutine(answers):  # a handler that writes to the context itself
-                    await answers
-                    return
-                async for answer in answers:
-                    yield answer
-            except Exception as error:
-                request = answers = None
-                await self._abort(context, error)
-
-        return guarded
-
-    async def _admitted(self, request: Any, context: Context) -> tuple[Any, Any]:
-        entered = await self._enter(context)
+    async def _receive(
+        self, read: Callable[[bytes, Any], Awaitable[tuple[Any, Any]]], context: Context, entered: Any
+    ) -> tuple[Any, Any]:
+        """The call's single request, parsed, and the context that its handler is called with."""
+        async with self._receiving(entered):
+            request = await context.read()
+        if request is grpc.aio.EOF:
+            raise InvalidArgument("the call has no request; send one.", reason=NOT_PROTOBUF)
         if self._most_bytes is not None and len(request) > self._most_bytes:
             raise InvalidArgument(
                 f"the request has {len(request)} bytes; send at most {self._most_bytes}.",
                 reason=MESSAGE_TOO_LARGE,
                 numbers={"bytes": len(request), "limit": self._most_bytes},
             )
-        if self._read is None:
-            return request, entered
         try:
-            return await self._read(request, entered)
+            return await read(request, entered)
         except DecodeError as error:
             raise InvalidArgument(
                 "the request is no protobuf of this contract; regenerate the client.", reason=NOT_PROTOBUF
             ) from error
+
+
+Single = Callable[[Context, Any], Awaitable[tuple[Any, Any]]]
+
+
+class _Guard:
+    """Wraps a handler: authorises the call, receives and parses a single request, and aborts with the status of an
+    exception."""
+
+    def __init__(
+        self,
+        enter: Callable[[Context], Awaitable[Any]],
+        abort: Callable[[Context, Exception], Awaitable[None]],
+        single: Single | None,
+    ) -> None:
+        """`single`: receives a single request; None: the handler takes a stream of them."""
+        self._enter = enter
+        self._abort = abort
+        self._single = single
+
+    def one(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        async def guarded(requests: Any, context: Context) -> Any:
+            try:
+                return await behaviour(*await self._admitted(requests, context))
+            except Exception as error:
+                await self._abort(context, error)
+
+        return guarded
+
+    def many(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                answers = behaviour(*await self._admitted(requests, context))
+                if asyncio.iscoroutine(answers):  # a handler that writes to the context itself
+                    await answers
+                    return
+                async for answer in answers:
+                    yield answer
+            except Exception as error:
+                answers = None
+                await self._abort(context, error)
+
+        return guarded
+
+    async def _admitted(self, requests: Any, context: Context) -> tuple[Any, Any]:
+        entered = await self._enter(context)
+        return (requests, entered) if self._single is None else await self._single(context, entered)
 
 
 def _serialising(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:

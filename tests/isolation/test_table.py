@@ -33,7 +33,7 @@ class Registered:
 def routes() -> Iterator[str]:
     parts: Any = SimpleNamespace(grpc=None)
     own = [route for routes in http_front._ROUTES for route in routes(parts).routes]
-    for route in (*own, *FastAPI(docs_url=None, redoc_url=None).routes):
+    for route in (*own, *FastAPI(openapi_url=None).routes):
         yield from (f"{method} {route.path}" for method in route.methods - {"HEAD"})  # type: ignore[attr-defined]
 
 

@@ -72,10 +72,11 @@ class Serving:
         self.stream = stream
         self._host = host
         self._handler = host.methods[opening.name]
+        self._opening = opening
         self._inbox: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._over = False
-        self.task = self.party.spawn(self._run(opening))
+        self.task = self.party.spawn(self._run())
         host.calls[stream.number] = self
         self.task.add_done_callback(lambda _: host.calls.pop(stream.number))
 
@@ -110,6 +111,9 @@ class Serving:
     def time_remaining(self) -> None:
         """Clients here set no deadline."""
 
+    async def read(self) -> bytes:
+        return self._opening.data
+
     async def write(self, message: Any) -> None:
         if self._over:
             raise grpc.aio.InternalError("the peer is gone")
@@ -121,17 +125,17 @@ class Serving:
         self._end(Parcel("trailers", b"", status.code.name, status.details, metadata))
         raise grpc.aio.AbortError
 
-    async def _run(self, opening: Parcel) -> None:
-        details: Any = SimpleNamespace(method=opening.name)
+    async def _run(self) -> None:
+        details: Any = SimpleNamespace(method=self._opening.name)
         handler: Any = await StatusInterceptor().intercept_service(self._continuation, details)
         try:
-            if handler.request_streaming:
+            if self._handler.request_streaming:
                 await handler.stream_stream(self._requests(), self)
-            elif handler.response_streaming:
-                async for answer in handler.unary_stream(opening.data, self):
+            elif self._handler.response_streaming:  # the interceptor takes a single request by `read`
+                async for answer in handler.stream_stream(None, self):
                     await self.write(answer)
             else:
-                await self.write(await handler.unary_unary(opening.data, self))
+                await self.write(await handler.stream_unary(None, self))
         except grpc.aio.AbortError:
             return
         except grpc.aio.InternalError:
