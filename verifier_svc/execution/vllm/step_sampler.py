@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.engine.devices import upload
 from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.coupled_sampling import choose
-from slipstream.engine.sampler.logits_processor import CUTS, forbid, logprobs, sharpen
+from slipstream.engine.sampler.logits_processor import CUTS, NO_CUTS, forbid, logprobs, sharpen
 from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, first_rows, leading, reject
@@ -32,6 +32,10 @@ from verifier_svc.execution.vllm.messages import (
     StepProposals,
 )
 from verifier_svc.execution.vllm.session_table import NONE, SessionTable
+
+
+UNFUSED = tuple(name for name in CUTS.fields or () if name not in (fused.SETTINGS.fields or ()))
+"""Cuts that the kernels of a GPU do not know: torch makes them."""
 
 
 class StepRows(NamedTuple):
@@ -116,7 +120,7 @@ class StepSampler:
         batch = Batch(given, logits, drafts, starts, owners, np.arange(len(owners)) - starts[owners])
         sessions = self._table.sessions(given.names, len(given.names))
         rows = sessions[owners]
-        is_fused = fused.fuses(logits) and not rows["ratio"].any()
+        is_fused = fused.fuses(logits) and not rows["ratio"].any() and not _cut_by(UNFUSED, rows)
         decided = (self._decide_fused if is_fused else self._decide)(batch, rows, masks)
         adjusted = np.flatnonzero((sessions["adjustment"] != NONE) & given.decided)
         if len(adjusted):
@@ -142,7 +146,8 @@ class StepSampler:
         for name in ("greedy", "temperature", "repetition", "presence", "frequency"):
             settings[name] = rows[name]
         for name in CUTS.fields or ():
-            settings[name] = rows["cuts"][name]
+            if name not in UNFUSED:
+                settings[name] = rows["cuts"][name]
         settings["key"] = noise.keys(rows["seed"], batch.positions, Purpose.COUPLED)
         settings["place"], settings["mask"] = rows["adjustment"], NONE
         settings["first"], settings["depth"] = (batch.starts - np.arange(len(batch.starts)))[batch.owners], batch.depths
@@ -257,3 +262,8 @@ class StepSampler:
         return StepLogprobs(
             list(compress(batch.given.names, wanting)), lengths, logprobs(logits, decided, tops[requests])
         )
+
+
+def _cut_by(names: Sequence[str], rows: npt.NDArray[np.void]) -> bool:
+    """Whether one of these cuts keeps less than all of any row."""
+    return any((rows["cuts"][name] != NO_CUTS[name]).any() for name in names)

@@ -25,6 +25,7 @@ from slipstream.tokenizer.grammar import Mask
 from tests.support.enumeration import chain
 from verifier_svc.acceptance.judge import VerifyInput, judge
 from verifier_svc.acceptance.result import AcceptanceResult, BrokenNumbers
+from verifier_svc.execution.vllm import step_sampler
 from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters, StepMasks, StepProposals
 from verifier_svc.execution.vllm.session_table import SessionTable
 from verifier_svc.execution.vllm.step_sampler import StepRows, StepSampler
@@ -210,6 +211,24 @@ def test_kernels_on_a_gpu_decide_as_the_rules_decide_each_session(seed: int) -> 
     for each, result in zip(requests, results, strict=True):
         assert (each.name in sampled.broken) == isinstance(result, BrokenNumbers)
         if isinstance(result, AcceptanceResult):
+            assert tokens[each.name] == [*(each.drafts[node] for node in result.path), result.next_token]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_cut_that_the_kernels_do_not_know_is_torch_s(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """And costs nothing while no session asks for it."""
+    monkeypatch.setattr(step_sampler, "UNFUSED", () if known else ("top_k",))
+    chance = np.random.default_rng(1)
+    cut, other = SamplingParams(temperature=1.3, seed=5, top_k=7), SamplingParams(temperature=0.9, seed=6, min_p=0.2)
+    for samplings, is_fused in (([cut, other], known), ([other, other], True)):
+        requests = [request(f"r{index}", each, chance)._replace(masks={}) for index, each in enumerate(samplings)]
+        logits = random_logits(requests, chance)
+        results = expected(requests, logits.clone())
+        with torch.inference_mode(), VirtualGPU() as gpu:
+            tokens = Worker(DEVICE).step(requests, logits).tokens
+            assert ("race" in gpu.take().launches) == is_fused
+        for each, result in zip(requests, results, strict=True):
+            assert isinstance(result, AcceptanceResult)
             assert tokens[each.name] == [*(each.drafts[node] for node in result.path), result.next_token]
 
 
