@@ -33,7 +33,6 @@ from verifier_svc.execution.vllm.messages import (
 )
 from verifier_svc.execution.vllm.session_table import NONE, SessionTable
 
-
 UNFUSED = tuple(name for name in CUTS.fields or () if name not in (fused.SETTINGS.fields or ()))
 """Cuts that the kernels of a GPU do not know: torch makes them."""
 
