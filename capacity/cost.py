@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import grpc
 import numpy as np
 
 from capacity.gpus import gpu_cost
+from capacity.names import refuse_unknown
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc import VERIFIER
@@ -62,16 +63,17 @@ class Table:
         return row
 
 
-def read_cost(value: Mapping[str, object]) -> Cost:
+def read_cost(value: Mapping[str, object], where: str = "a cost") -> Cost:
     """Raises InvalidArgument for what is neither a line, a table nor a model on a GPU."""
     if "gpu" in value:
-        return gpu_cost(value)
+        return gpu_cost(value, where)
     kind = Table if "seconds" in value else LinearCost
+    refuse_unknown(where, value, [each.name for each in fields(kind) if each.init and not each.name.startswith("_")])
     try:
         return kind(**value)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidArgument(
-            "a cost has base_s, per_token_s, per_session_s and free_tokens, or gpu, parameters and layers, or is a "
+            f"{where} has base_s, per_token_s, per_session_s and free_tokens, or gpu, parameters and layers, or is a "
             f"table of tokens, sessions and seconds: {error}."
         ) from error
 

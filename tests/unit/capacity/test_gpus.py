@@ -55,10 +55,11 @@ def test_a_session_reads_its_context() -> None:
 @pytest.mark.parametrize(
     ("cost", "words"),
     [
-        ({"gpu": "L5", "parameters": 1e9, "layers": 16}, "knows no GPU L5"),
+        ({"gpu": "L5", "parameters": 1e9, "layers": 16}, "knows no GPU L5; it has T4, "),
+        ({"gpu": "A100-80GB", "parameters": 1e9, "layers": 16}, r"knows no GPU A100-80GB \(do you mean A100\?\)"),
         ({"gpu": "L4", "layers": 16}, "parameters"),
         ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bits": 5}, "bits is 5"),
-        ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bit": 8}, "has no bit;"),
+        ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bit": 8}, r"knows no bit \(do you mean bits\?\)"),
         ({"gpu": "L4", "parameters": 1e9, "layers": 0}, "above 0"),
     ],
 )
