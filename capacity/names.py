@@ -18,6 +18,9 @@ def refuse_unknown(where: str, given: Collection[str], known: Collection[str]) -
 
 
 def suggested(name: str, known: Collection[str]) -> str:
-    """The unknown name, with the known one that may be meant."""
-    near = difflib.get_close_matches(name, known, 1)
+    """The unknown name, with the known one that may be meant: one that it begins, then one that begins it."""
+    lower = name.lower()
+    longer = sorted((each for each in known if each.lower().startswith(lower)), key=len)
+    shorter = sorted((each for each in known if lower.startswith(each.lower())), key=len, reverse=True)
+    near = longer or shorter or difflib.get_close_matches(name, known, 1)
     return f"{name} (do you mean {near[0]}?)" if near else name

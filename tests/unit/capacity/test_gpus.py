@@ -57,6 +57,8 @@ def test_a_session_reads_its_context() -> None:
     [
         ({"gpu": "L5", "parameters": 1e9, "layers": 16}, "knows no GPU L5; it has T4, "),
         ({"gpu": "A100-80GB", "parameters": 1e9, "layers": 16}, r"knows no GPU A100-80GB \(do you mean A100\?\)"),
+        ({"gpu": "h100", "parameters": 1e9, "layers": 16}, r"knows no GPU h100 \(do you mean H100\?\)"),
+        ({"gpu": "L40", "parameters": 1e9, "layers": 16}, r"knows no GPU L40 \(do you mean L40S\?\)"),
         ({"gpu": "L4", "layers": 16}, "parameters"),
         ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bits": 5}, "bits is 5"),
         ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bit": 8}, r"knows no bit \(do you mean bits\?\)"),
