@@ -17,6 +17,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc import VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.tls import certificates_from_env
+from slipstream.tokenizer.vocabulary import check_folder
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 
@@ -89,6 +90,7 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
     from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
     from verifier_svc.estimators.cost_measurement import SESSIONS, measure
 
+    check_folder(model)
     curve = CostCurve()
     engine = open_engine(model, dtype, quantisation=quantisation, device=device)
     measure(curve, engine, STEP_TOKENS, seconds)
@@ -101,6 +103,7 @@ def shape(model: str) -> tuple[int, int, int]:
     # Loads transformers, which a plan does without.
     from slipstream.engine.models.checkpoint import model_without_weights
 
+    check_folder(model)
     empty = model_without_weights(model)
     config = empty.config.get_text_config(decoder=True)
     head = empty.get_output_embeddings().weight.numel()

@@ -179,7 +179,7 @@ def rate_of(cells: Cells, inside: float, most: float) -> float:
 
 
 def _length(mode: Mode) -> float:
-    """How long its plan takes beside those of other modes: most of it is drafting, on the side or elsewhere."""
+    """Sorts modes by the time that their plans take: the work of drafters is most of it."""
     return mode.drafters / mode.cell.verifiers if mode.drafters else -1.0
 
 

@@ -1,5 +1,5 @@
-"""Which traces are kept: the rules of `deploy/otel/collector.yaml`. A gateway computes them too, and its histograms name
-the traces that are kept (exemplars)."""
+"""Which traces are kept: the rules of `deploy/otel/collector.yaml`. A gateway computes them too, so that its histograms
+name traces that are kept (exemplars)."""
 
 from __future__ import annotations
 
