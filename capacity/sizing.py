@@ -180,7 +180,9 @@ def rate_of(cells: Cells, inside: float, most: float) -> float:
 
 def _length(mode: Mode) -> float:
     """Sorts modes by the time that their plans take: the work of drafters is most of it."""
-    return mode.drafters / mode.cell.verifiers if mode.drafters else -1.0
+    if mode.drafters:
+        return mode.drafters / mode.cell.verifiers
+    return 0.0 if mode.cell.verifying.draft is not None else -1.0
 
 
 def compare(
