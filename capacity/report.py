@@ -105,7 +105,7 @@ def sentence(scenario: Scenario, plans: Sequence[FleetPlan]) -> str:
     if not best.verifiers:
         return "No way to serve meets this SLO; allow more, or give the verifier a faster device."
     others = [
-        f"{plan.mode.name} {plan.price_per_hour / best.price_per_hour - 1.0:+.0%}"
+        f"{plan.mode.name} {plan.price_per_million / best.price_per_million - 1.0:+.0%}"
         if plan.verifiers
         else f"{plan.mode.name} misses {plan.limit}"
         for plan in plans[1:]

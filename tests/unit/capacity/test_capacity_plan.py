@@ -251,6 +251,20 @@ def test_sessions_at_once_are_a_traffic_too(small: Scenario) -> None:
     assert made.price_per_million == pytest.approx(5.0 * made.verifiers / (made.rate * 30 * 3600) * 1e6)
 
 
+def test_the_cheapest_is_the_one_whose_tokens_cost_least(small: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many sessions at once, a faster mode serves more requests."""
+
+    def made(mode: sizing.Mode, scenario: Scenario, *, exact: bool) -> FleetPlan:
+        cells = Cells(mode.cell, small.traffic, measured=Rates([8], [4000.0], [0.02], [8.0], [2.0], [0.0]))
+        hourly = 12.0 if mode.drafters else 10.0
+        return FleetPlan(mode, cells, 9.0, 9.0, 2, 0, cells.at(9.0), None, "TPOT", hourly, hourly / (1 + mode.drafters))
+
+    monkeypatch.setattr(sizing, "plan", made)
+    plans = sizing.compare(small)
+    assert [plan.mode.drafters for plan in plans[:1]] == [2]
+    assert "no speculation +150%" in sentence(small, plans)
+
+
 def test_a_measured_table_can_be_planned_with() -> None:
     app = typer.Typer()
     app.command()(plan)

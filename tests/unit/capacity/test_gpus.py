@@ -12,7 +12,7 @@ from capacity.cost import read_cost, shape
 from capacity.gpus import GPUS, GpuCost, level_times
 from capacity.scenario import read
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import InvalidArgument, NotFound
 from tests.support.checkpoints import save_checkpoint
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "plan"
@@ -83,5 +83,5 @@ def test_a_model_s_shape_is_read_without_its_weights(tmp_path: Path) -> None:
     parameters, layers, head = shape(str(folder))
     assert layers == 3 and 0 < head < parameters
     (folder / "config.json").unlink()
-    with pytest.raises(FailedPrecondition, match="transformers cannot read it"):
+    with pytest.raises(NotFound, match=r"has no config\.json; give the folder of a checkpoint"):
         shape(str(folder))
