@@ -158,8 +158,9 @@ BUILD ?=
 CUDA ?=
 PUSH ?=
 # With CUDA: workers for GPUs, and those on vLLM beside those on the embedded engine.
-images: ## Build the roles' container images (ENGINE=docker|podman, REGISTRY, VERSION, CUDA=cu130, PUSH=1)
-	set -e; for role in gateway drafter-lookup drafter verifier $(if $(CUDA),drafter-vllm verifier-vllm); do \
+ROLES ?= gateway drafter-lookup drafter verifier $(if $(CUDA),drafter-vllm verifier-vllm)
+images: ## Build the roles' container images (ENGINE=docker|podman|buildah, ROLES, REGISTRY, VERSION, CUDA=cu130, PUSH=1)
+	set -e; for role in $(ROLES); do \
 		image=$(REGISTRY)/$$role:$(VERSION); \
 		args="--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || true) $(BUILD)"; \
 		case $(CUDA):$$role in cu*:drafter | cu*:verifier) \

@@ -28,6 +28,9 @@ PROCESSES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 def plan(
     scenario: Annotated[Path | None, typer.Argument(help="TOML or JSON file; see examples/plan.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second, instead of the file's.", min=1e-3)] = None,
+    concurrency: Annotated[
+        float | None, typer.Option(help="Sessions at once, instead of the file's requests a second.", min=1.0)
+    ] = None,
     delay_ms: Annotated[float | None, typer.Option(help="One way between drafter and verifier.", min=0.0)] = None,
     acceptance: Annotated[float | None, typer.Option(help="Of a first guess at any depth.", min=0.0, max=1.0)] = None,
     tpot_p95_ms: Annotated[float | None, typer.Option(help="Of the SLO.", min=0.0)] = None,
@@ -72,7 +75,7 @@ def plan(
                 "name a scenario file, a model to --measure, a draft model for --gpus, or a verifier by --measured-at."
             )
         tune_runtime()
-        given = _changed(read(scenario), rate, delay_ms, acceptance)
+        given = _changed(read(scenario), rate, concurrency, delay_ms, acceptance)
         given = replace(given, slo=_asked(given.slo, tpot_p95_ms, ttft_p95_ms))
         plans = _tell(given, exact=not quick, day=day, as_json=as_json)
         if manifests is not None:
@@ -81,8 +84,8 @@ def plan(
 
 
 def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> list[FleetPlan]:
-    if given.traffic.rate <= 0.0:
-        raise InvalidArgument("[traffic] needs a rate, the requests a second.")
+    if not (given.traffic.rate or given.traffic.concurrency):
+        raise InvalidArgument("[traffic] needs a rate, requests a second, or a concurrency, sessions at once.")
     if not as_json:
         how_long = "half a minute" if not exact else "about a minute; --quick estimates instead"
         typer.echo(f"simulating {given.name}: {how_long} ...", err=True)
@@ -107,9 +110,12 @@ def _tell(given: Scenario, *, exact: bool, day: bool, as_json: bool) -> list[Fle
     return plans
 
 
-def _changed(given: Scenario, rate: float | None, delay_ms: float | None, acceptance: float | None) -> Scenario:
-    if rate is not None:
-        given = replace(given, traffic=replace(given.traffic, rate=rate))
+def _changed(
+    given: Scenario, rate: float | None, concurrency: float | None, delay_ms: float | None, acceptance: float | None
+) -> Scenario:
+    if rate is not None or concurrency is not None:
+        traffic = replace(given.traffic, rate=rate or 0.0, concurrency=concurrency or 0.0)
+        given = replace(given, traffic=traffic)
     if delay_ms is not None:
         given = replace(given, drafting=replace(given.drafting, delay_s=delay_ms / 1e3))
     if acceptance is not None:

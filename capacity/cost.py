@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import grpc
 import numpy as np
 
 from capacity.gpus import gpu_cost
+from capacity.names import refuse_unknown
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import FailedPrecondition, InvalidArgument
 from slipstream.rpc import VERIFIER
 from slipstream.rpc.channel import dialer, error_of, parsed
 from slipstream.rpc.tls import certificates_from_env
+from slipstream.tokenizer.vocabulary import check_folder
 from slipstream.v1 import worker_pb2, worker_pb2_grpc
 
 
@@ -62,16 +64,17 @@ class Table:
         return row
 
 
-def read_cost(value: Mapping[str, object]) -> Cost:
+def read_cost(value: Mapping[str, object], where: str = "a cost") -> Cost:
     """Raises InvalidArgument for what is neither a line, a table nor a model on a GPU."""
     if "gpu" in value:
-        return gpu_cost(value)
+        return gpu_cost(value, where)
     kind = Table if "seconds" in value else LinearCost
+    refuse_unknown(where, value, [each.name for each in fields(kind) if each.init and not each.name.startswith("_")])
     try:
         return kind(**value)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidArgument(
-            "a cost has base_s, per_token_s, per_session_s and free_tokens, or gpu, parameters and layers, or is a "
+            f"{where} has base_s, per_token_s, per_session_s and free_tokens, or gpu, parameters and layers, or is a "
             f"table of tokens, sessions and seconds: {error}."
         ) from error
 
@@ -87,6 +90,7 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
     from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
     from verifier_svc.estimators.cost_measurement import SESSIONS, measure
 
+    check_folder(model)
     curve = CostCurve()
     engine = open_engine(model, dtype, quantisation=quantisation, device=device)
     measure(curve, engine, STEP_TOKENS, seconds)
@@ -99,6 +103,7 @@ def shape(model: str) -> tuple[int, int, int]:
     # Loads transformers, which a plan does without.
     from slipstream.engine.models.checkpoint import model_without_weights
 
+    check_folder(model)
     empty = model_without_weights(model)
     config = empty.config.get_text_config(decoder=True)
     head = empty.get_output_embeddings().weight.numel()

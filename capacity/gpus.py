@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from capacity.names import refuse_unknown, suggested
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.errors import InvalidArgument
 
@@ -71,7 +72,8 @@ class GpuCost:
 
     def __post_init__(self) -> None:
         if self.gpu not in GPUS:
-            raise InvalidArgument(f"the plan knows no GPU {self.gpu}; it has {', '.join(GPUS)}, or write base_s.")
+            name = suggested(self.gpu, GPUS)
+            raise InvalidArgument(f"the plan knows no GPU {name}; it has {', '.join(GPUS)}, or write base_s.")
         if self.bits not in BITS:
             raise InvalidArgument(f"bits is {self.bits}; weights have {', '.join(map(str, BITS))}.")
         if min(self.parameters, self.layers, self.number) <= 0 or not 0 <= self.head_parameters <= self.parameters:
@@ -100,17 +102,14 @@ class GpuCost:
         return LinearCost(read_s + around_s + meetings_s, token_s, session_s, max(1, int(read_s / token_s)))
 
 
-def gpu_cost(value: Mapping[str, Any]) -> LinearCost:
+def gpu_cost(value: Mapping[str, Any], where: str = "a cost on a GPU") -> LinearCost:
     """The cost that a plan names by its GPU. Raises InvalidArgument for fields that are missing or unknown."""
     known = {each.name for each in fields(GpuCost)}
-    if unknown := set(value) - known:
-        raise InvalidArgument(
-            f"a cost on a GPU has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}."
-        )
+    refuse_unknown(where, value, known)
     try:
         return GpuCost(**value).line()
     except TypeError as error:
-        raise InvalidArgument(f"a cost on a GPU needs gpu, parameters and layers: {error}.") from error
+        raise InvalidArgument(f"{where} needs gpu, parameters and layers: {error}.") from error
 
 
 def level_times(parameters: float, layers: int, head_parameters: float = 0.0) -> dict[str, dict[int, float | None]]:

@@ -74,7 +74,7 @@ def write(folder: Path, given: Scenario, plans: Sequence[FleetPlan], share: floa
     """`values.yaml` and `kustomization.yaml`. JSON is YAML, and needs no library here. Raises InvalidArgument."""
     plan = chosen(plans)
     found = scaling(plan, share)
-    head = f"# {given.name}, {given.traffic.rate:g} requests/s: {plan.mode.name}, by `slipstream plan --manifests`.\n"
+    head = f"# {given.name}, {given.traffic.volume}: {plan.mode.name}, by `slipstream plan --manifests`.\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name, made in (("values", values(given, found)), ("kustomization", component(given, found))):
         (folder / f"{name}.yaml").write_text(head + json.dumps(made, indent=2) + "\n", "utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from rich import box
 from rich.table import Table
 
 from capacity.day import Moment, day, price_per_million
@@ -22,6 +23,7 @@ def row(plan: FleetPlan) -> Row:
     seen = plan.seen or plan.cells.at(plan.most_rate)
     return {
         "mode": plan.mode.name,
+        "rate": plan.rate,
         "verifiers": plan.verifiers,
         "drafters": plan.drafters,
         "rate_per_verifier": plan.most_rate,
@@ -42,34 +44,51 @@ def row(plan: FleetPlan) -> Row:
     }
 
 
+def _drawn(title: str, caption: str = "", gap: int = 1) -> Table:
+    """A table whose rows fit 80 columns: spaces between columns, and no lines."""
+    return Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), show_edge=False)
+
+
 def table(scenario: Scenario, plans: Sequence[FleetPlan]) -> Table:
     traffic = scenario.traffic
-    drawn = Table(title=f"{scenario.name}: {traffic.rate:g} requests/s, {traffic.output.average:g} tokens each")
-    drawn.add_column("mode")
-    for name in ("V", "D", "/ hour", "/ M tok", "TTFT ms", "TPOT ms", "tok/rd", "req/s V"):
+    drawn = _drawn(
+        f"{scenario.name}: {traffic.volume}, {traffic.output.average:g} tokens each",
+        "D : V drafters to verifiers; prices of an hour and of a million output tokens; latencies in ms, p50/p95; "
+        "tokens a round; requests/s of a verifier; what more of them would miss first",
+    )
+    drawn.add_column("D : V")
+    for name in ("V", "D", "/hour", "/M tok", "TTFT", "TPOT", "tok/rd", "req/s"):
         drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("limit")
-    drawn.caption = "V verifiers, D drafters; prices an hour and a million output tokens; latencies p50 / p95"
+    drawn.add_column("limit", no_wrap=True)
     for plan in plans:
         drawn.add_row(*_cells(plan))
     return drawn
 
 
+def ratio(plan: FleetPlan) -> str:
+    """The mode, as short as a table needs it."""
+    return f"{plan.mode.cell.drafters} : {plan.mode.cell.verifiers}" if plan.mode.drafters else plan.mode.name
+
+
 def _cells(plan: FleetPlan) -> list[str]:
     if not plan.verifiers:
-        return [plan.mode.name, *["-"] * 8, plan.limit]
+        return [ratio(plan), *["-"] * 8, plan.limit]
     figures = row(plan)
     return [
-        plan.mode.name,
+        ratio(plan),
         str(plan.verifiers),
         str(plan.drafters),
-        f"{plan.price_per_hour:.2f}",
-        f"{plan.price_per_million:.3f}",
+        _price(plan.price_per_hour),
+        f"{plan.price_per_million:.3g}",
         *(f"{_ms(figures[f'{name}_p50_s'])}/{_ms(figures[f'{name}_p95_s'])}" for name in ("ttft", "tpot")),
         f"{plan.seen.tokens_per_round:.2f}" if plan.seen else "-",
-        f"{plan.most_rate:.2f}",
+        f"{plan.most_rate:.3g}",
         plan.limit,
     ]
+
+
+def _price(hourly: float) -> str:
+    return f"{hourly:.0f}" if hourly >= 1000 else f"{hourly:.2f}"
 
 
 def _ms(seconds: object) -> str:
@@ -86,7 +105,7 @@ def sentence(scenario: Scenario, plans: Sequence[FleetPlan]) -> str:
     if not best.verifiers:
         return "No way to serve meets this SLO; allow more, or give the verifier a faster device."
     others = [
-        f"{plan.mode.name} {plan.price_per_hour / best.price_per_hour - 1.0:+.0%}"
+        f"{plan.mode.name} {plan.price_per_million / best.price_per_million - 1.0:+.0%}"
         if plan.verifiers
         else f"{plan.mode.name} misses {plan.limit}"
         for plan in plans[1:]
@@ -113,7 +132,9 @@ def level_sentence(scenario: Scenario) -> str:
 
 
 def gpu_table(model: str, times: Mapping[str, Mapping[int, float | None]]) -> Table:
-    drawn = Table(title=f"{model}: ms of a draft level, captured graphs")
+    drawn = _drawn(
+        f"{model}: ms of a draft level, captured graphs", "From data sheets (docs/gpu.md); - does not fit", gap=3
+    )
     drawn.add_column("GPU")
     for bits in BITS:
         drawn.add_column(f"{bits} bits", justify="right")
@@ -122,7 +143,6 @@ def gpu_table(model: str, times: Mapping[str, Mapping[int, float | None]]) -> Ta
         half = by_bits[BITS[0]]
         sentence = "-" if half is None else f"{_ms(half / MOST_LEVEL)} ms and more"
         drawn.add_row(name, *("-" if each is None else _ms(each) for each in by_bits.values()), sentence)
-    drawn.caption = "From data sheets (docs/gpu.md); - does not fit"
     return drawn
 
 
@@ -160,13 +180,23 @@ def _day_row(plan: FleetPlan, moments: Sequence[Moment], fixed: Sequence[Moment]
 
 
 def day_table(scenario: Scenario, plans: Sequence[FleetPlan]) -> Table:
+    """A column for each mode."""
     rows = day_rows(scenario, plans)
-    drawn = Table(title=f"A day of {', '.join(region.name for region in scenario.regions)}")
-    for name in rows[0] if rows else ():
-        drawn.add_column(name, justify="left" if name == "mode" else "right")
-    for each in rows:
-        drawn.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in each.values()))
+    drawn = _drawn(f"A day of {', '.join(region.name for region in scenario.regions)}")
+    drawn.add_column("")
+    for plan in plans:
+        if plan.verifiers:
+            drawn.add_column(ratio(plan), justify="right")
+    for name in [name for name in rows[0] if name != "mode"] if rows else ():
+        drawn.add_row(name, *(_figure(each[name]) for each in rows))
     return drawn
+
+
+def _figure(value: object) -> str:
+    """With four digits, or those before the point."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _finite(value: float) -> float | None:

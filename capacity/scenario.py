@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import random
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from capacity.cell import Request
 from capacity.cost import Cost, read_cost
+from capacity.names import refuse_unknown
 from capacity.settings import Acceptance, DraftSettings, Verifying
 from measurement.experiments.comparison import Prices
 from slipstream.engine.emulated.model import ALTERNATIVES
@@ -67,6 +67,19 @@ class Traffic:
     output: Lengths
     rate: float = 0.0
     """Requests a second."""
+    concurrency: float = 0.0
+    """Instead of `rate`: sessions at once, on average over time. How many requests a second they make depends on how
+    fast they are served."""
+
+    def __post_init__(self) -> None:
+        if min(self.rate, self.concurrency) < 0.0 or (self.rate and self.concurrency):
+            raise InvalidArgument(
+                "[traffic] has a rate, requests a second, or a concurrency, sessions at once: not both."
+            )
+
+    @property
+    def volume(self) -> str:
+        return f"{self.concurrency:g} sessions at once" if self.concurrency else f"{self.rate:g} requests/s"
 
     def poisson(self, rate: float, seed: int = 0) -> Iterator[Request]:
         """Without end."""
@@ -151,8 +164,7 @@ def read(path: Path) -> Scenario:
 def parse(given: Mapping[str, Any], folder: Path = Path()) -> Scenario:
     """Files that costs name are looked for in `folder`."""
     known = {"name", "traffic", "slo", "prices", "verifier", "drafter", "acceptance", "colocated", "network", "regions"}
-    if unknown := set(given) - known:
-        raise InvalidArgument(f"a plan knows no {_slips(unknown, known)}; it has {', '.join(sorted(known))}.")
+    refuse_unknown("a plan", given, known)
     for key in known - {"name", "regions"}:
         if not isinstance(given.get(key, {}), Mapping):
             raise InvalidArgument(f"{key} is {given[key]!r}; write a table, [{key}].")
@@ -197,7 +209,7 @@ def _cost(given: object, part: str, folder: Path) -> Cost:
         given = _load(folder / given)
     if not isinstance(given, Mapping):
         raise InvalidArgument(f"[{part}] needs a cost: a table of base_s and more, or the name of a measured file.")
-    return read_cost(given)
+    return read_cost(given, f"[{part}] cost")
 
 
 def _build(kind: type[Kind], given: Mapping[str, Any], where: str) -> Kind:
@@ -206,8 +218,7 @@ def _build(kind: type[Kind], given: Mapping[str, Any], where: str) -> Kind:
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {each.name for each in fields}
     required = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
-    if unknown := set(given) - known:
-        raise InvalidArgument(f"[{where}] knows no {_slips(unknown, known)}; it has {', '.join(sorted(known))}.")
+    refuse_unknown(f"[{where}]", given, known)
     if missing := required - set(given):
         raise InvalidArgument(f"[{where}] needs {', '.join(sorted(missing))}.")
     for each in fields:
@@ -219,12 +230,6 @@ def _build(kind: type[Kind], given: Mapping[str, Any], where: str) -> Kind:
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float)
-
-
-def _slips(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Names that there are not, each with the one that may be meant."""
-    near = {name: difflib.get_close_matches(name, known, 1) for name in sorted(unknown)}
-    return ", ".join(f"{name} (do you mean {found[0]}?)" if found else name for name, found in near.items())
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 
 from capacity.cell import Cell, Outcome, Simulation
-from capacity.scenario import Scenario
+from capacity.scenario import Scenario, Traffic
 from capacity.stationary import Cells, CellState
+from slipstream.process import tune_runtime
 
 RATIOS = ((1, 4), (1, 2), (1, 1), (2, 1))
 """Drafters to verifiers."""
@@ -47,7 +48,11 @@ def colocated(scenario: Scenario) -> Mode | None:
 
 def disaggregated(scenario: Scenario, drafters: int, verifiers: int) -> Mode:
     cell = Cell(scenario.verifying, scenario.drafting, verifiers, drafters, scenario.client_s)
-    return Mode(f"{drafters} drafters : {verifiers} verifiers", cell)
+    return Mode(f"{_count(drafters, 'drafter')} : {_count(verifiers, 'verifier')}", cell)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def modes(scenario: Scenario) -> list[Mode]:
@@ -73,6 +78,8 @@ class FleetPlan:
     cells: Cells
     most_rate: float
     """Requests a second that one verifier bears within the SLO; 0: none."""
+    rate: float
+    """Requests a second of the whole traffic: the scenario's, or those that its sessions at once make of this mode."""
     verifiers: int
     drafters: int
     state: CellState
@@ -86,9 +93,10 @@ class FleetPlan:
     """Output tokens."""
 
 
-def fleet(mode: Mode, rate: float, most_rate: float) -> tuple[int, int]:
-    """(verifiers, drafters) for so many requests a second, in whole cells."""
-    cells = math.ceil(rate / (most_rate * mode.cell.verifiers) - 1e-9)
+def fleet(mode: Mode, traffic: float, borne: float) -> tuple[int, int]:
+    """(verifiers, drafters) for so many requests a second, or sessions at once, of which a verifier bears `borne`, in
+    whole cells."""
+    cells = math.ceil(traffic / (borne * mode.cell.verifiers) - 1e-9)
     return cells * mode.cell.verifiers, cells * mode.drafters
 
 
@@ -136,7 +144,8 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
     most = most_rate(cells, scenario)
     if most <= 0.0:
         least = cells.at(1e-3)
-        return FleetPlan(mode, cells, 0.0, 0, 0, least, None, missed(least, scenario) or OVERLOAD, math.inf, math.inf)
+        limit = missed(least, scenario) or OVERLOAD
+        return FleetPlan(mode, cells, 0.0, scenario.traffic.rate, 0, 0, least, None, limit, math.inf, math.inf)
     limit = missed(cells.at(most * (1.0 + 3.0 * PRECISION)), scenario) or OVERLOAD
     seen = simulate(mode, scenario, most, cells.at(most).inside) if exact else None
     for _ in range(TRIES):
@@ -144,12 +153,36 @@ def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
             break
         limit, most = late, most * STEP_BACK
         seen = simulate(mode, scenario, most, cells.at(most).inside)
-    rate = scenario.traffic.rate
-    verifiers, drafters = fleet(mode, rate, most)
+    rate, verifiers, drafters = _size(mode, cells, scenario.traffic, most, seen)
     price = scenario.prices.per_hour(verifiers, drafters)
     tokens = rate * scenario.traffic.output.average * 3600.0
     state = cells.at(rate / verifiers)
-    return FleetPlan(mode, cells, most, verifiers, drafters, state, seen, limit, price, price / tokens * 1e6)
+    return FleetPlan(mode, cells, most, rate, verifiers, drafters, state, seen, limit, price, price / tokens * 1e6)
+
+
+def _size(mode: Mode, cells: Cells, traffic: Traffic, most: float, seen: Outcome | None) -> tuple[float, int, int]:
+    """(requests a second, verifiers, drafters) of the fleet for the traffic."""
+    if not traffic.concurrency:
+        return traffic.rate, *fleet(mode, traffic.rate, most)
+    borne = cells.at(most).inside if seen is None else seen.inside / mode.cell.verifiers
+    verifiers, drafters = fleet(mode, traffic.concurrency, borne)
+    return verifiers * rate_of(cells, traffic.concurrency / verifiers, most), verifiers, drafters
+
+
+def rate_of(cells: Cells, inside: float, most: float) -> float:
+    """Requests a second that keep so many sessions inside one verifier, on average; at most `most`."""
+    low, high = 0.0, most
+    while high - low > PRECISION * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if cells.at(middle).inside < inside else (low, middle)
+    return high
+
+
+def _length(mode: Mode) -> float:
+    """Sorts modes by the time that their plans take: the work of drafters is most of it."""
+    if mode.drafters:
+        return mode.drafters / mode.cell.verifiers
+    return 0.0 if mode.cell.verifying.draft is not None else -1.0
 
 
 def compare(
@@ -170,9 +203,12 @@ def compare(
             # Neither threads nor channels of this process are there in the others.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
-            pool = stack.enter_context(ProcessPoolExecutor(min(processes, len(all_modes)), context))
-            made = (each.result() for each in as_completed([pool.submit(make, mode) for mode in all_modes]))
+            pool = stack.enter_context(ProcessPoolExecutor(min(processes, len(all_modes)), context, tune_runtime))
+            # What takes longest begins first, or it would be computed alone at the end.
+            jobs = [pool.submit(make, mode) for mode in sorted(all_modes, key=_length, reverse=True)]
+            made = (each.result() for each in as_completed(jobs))
         for each in made:
             plans.append(each)
             planned(len(plans), len(all_modes), each.mode.name)
-    return sorted(plans, key=lambda each: each.price_per_hour)
+    # By what a token costs: as many sessions at once are more requests where they are served faster.
+    return sorted(plans, key=lambda each: each.price_per_million)

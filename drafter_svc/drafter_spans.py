@@ -7,7 +7,7 @@ busy stands beside that verification, and the commit that ends the round shows w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opentelemetry.trace import SpanContext
@@ -68,6 +68,7 @@ class DraftTrace(DraftSessionObserver):
         """`drafter`: the name by which requests choose it."""
         self._trace = trace
         self._session = session
+        self._drafter = drafter
         self._names: dict[str, Value] = {spans.DRAFTER: drafter, spans.EPOCH: session.epoch}
         self._epoch = session.epoch
         self._sum: DraftWork | None = None
@@ -127,7 +128,7 @@ class DraftTrace(DraftSessionObserver):
         attributes = self._names | done.attributes() | {spans.ROUNDS: done.rounds, spans.DROPPED: done.dropped}
         context = self._trace.draft_segment(self._epoch, self._session.number, done.length)
         parent = self._trace.segment(self._epoch, done.length)
-        self._trace.emit(Span(spans.DRAFT_SUM, done.began_s, done.ended_s, attributes, context, parent))
+        self._emit(spans.DRAFT_SUM, done, attributes, context, parent)
 
     def _begin(self, length: int) -> None:
         self._round, self._since_s = DraftWork(length), self._trace.now()
@@ -138,7 +139,21 @@ class DraftTrace(DraftSessionObserver):
             return
         attributes = self._names | done.attributes() | {spans.DROPPED: dropped, spans.DISCARDED: discarded}
         context = self._trace.draft(self._epoch, self._session.number, done.length)
-        self._trace.emit(Span(spans.DRAFT, done.began_s, done.ended_s, attributes, context, parent))
+        self._emit(spans.DRAFT, done, attributes, context, parent)
+
+    def _emit(
+        self,
+        name: str,
+        done: DraftWork,
+        attributes: Mapping[str, Value],
+        context: SpanContext,
+        parent: SpanContext | None,
+    ) -> None:
+        """The drafter is part of the span's name: pages of traces show names alone, and several drafters have a row
+        each."""
+        shown = f"{spans.DRAFT} {self._drafter}" + name.removeprefix(spans.DRAFT)
+        named = {**attributes, spans.NAME: name}
+        self._trace.emit(Span(shown, done.began_s, done.ended_s, named, context, parent))
 
 
 def _outlook(tree: DraftTree, token_ids: Sequence[int]) -> tuple[int, int]:

@@ -16,7 +16,14 @@ from slipstream.engine.factory import open_engine
 from slipstream.engine.segment import Segment
 from slipstream.errors import FailedPrecondition
 from slipstream.proposers.weights import output_weight
-from slipstream.tokenizer.vocabulary import eos_token_ids, load_tokenizer, source_and_revision
+from slipstream.tokenizer.vocabulary import (
+    check_folder,
+    eos_token_ids,
+    is_local,
+    load_tokenizer,
+    source_and_revision,
+    tokenizer_file,
+)
 
 CPU = torch.device("cpu")
 MOST_ROWS = 2048
@@ -47,7 +54,11 @@ class Target:
     def __init__(
         self, name: str, device: torch.device = CPU, kv_tokens: int = 4 * MOST_ROWS, dtype: str = "auto"
     ) -> None:
-        """`kv_tokens`: room for the texts that are written or read at once."""
+        """`kv_tokens`: room for the texts that are written or read at once. Raises NotFound for a folder without a
+        model, and for a hub id that is neither in the cache nor to be had."""
+        check_folder(name)
+        if not is_local(name):
+            tokenizer_file(name, "config.json")  # the library would raise what no command explains
         self.name = name
         self.device = device
         self._kv_tokens, self._dtype = kv_tokens, dtype

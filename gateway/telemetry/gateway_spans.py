@@ -16,6 +16,7 @@ from gateway.request_context import RequestContext
 from gateway.sessions.observer import RequestObserver, SessionObserver
 from gateway.sessions.output_stream import Event as StreamEvent
 from gateway.sessions.request_stats import MISSES, RoundCounters
+from gateway.telemetry.remarkable import ExemplarTrace, remarkable, rolled_back
 from gateway.telemetry.request_metrics import Objectives
 from slipstream.client.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SERVER_ERRORS, SlipstreamError
@@ -27,10 +28,6 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 MOST_EVENTS = 128
 SUMMED = (spans.WAIT, spans.QUEUE, spans.BUBBLE, spans.COMPUTE, spans.WIRE, spans.COMMITTING)
 """Seconds of rounds, which their segment adds up."""
-ROLLED_BACK = 48
-"""Rejected draft tokens from which a request has a span whatever was sampled, if they are ROLLED_BACK_PERCENT of those
-drafted; `deploy/otel/collector.yaml` keeps the same requests."""
-ROLLED_BACK_PERCENT = 75
 
 CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """Routes of HTTP whose operation is `chat`; so is a call by gRPC that sends a conversation."""
@@ -38,6 +35,7 @@ LEFT = 499
 """Status of what is not sent by HTTP, for the client has left."""
 
 _request: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
+_exemplar: ContextVar[ExemplarTrace | None] = ContextVar("exemplar", default=None)
 
 
 @contextmanager
@@ -51,6 +49,7 @@ def traced(tracing: Tracing, name: str, context: RequestContext, objectives: Obj
     request = RequestTrace(trace, name, context, objectives)
     if trace.sampled:
         context.trailers[TRACE_ID] = trace.id
+    token = _exemplar.set(ExemplarTrace.of(trace))
     try:
         with _present(request) if trace.sampled else nullcontext():
             yield request
@@ -58,6 +57,7 @@ def traced(tracing: Tracing, name: str, context: RequestContext, objectives: Obj
         request.failed(error)
         raise
     finally:
+        _exemplar.reset(token)
         if request.end():
             context.trailers[TRACE_ID] = trace.id
 
@@ -185,15 +185,13 @@ class RequestTrace(RequestObserver):
         statistics = finished.statistics
         if statistics.emitted > 1:
             self._tpot_s = (statistics.e2e_s - statistics.ttft_s) / (statistics.emitted - 1)
-        lost = statistics.drafted - statistics.accepted
         self._attributes |= {
             spans.FINISH_REASONS: (FINISH_REASONS.get(finished.reason, "unknown"),),
             spans.OUTPUT_TOKENS: finished.output_tokens,
             spans.ROUNDS: statistics.rounds,
             spans.DRAFTED: statistics.drafted,
             spans.ACCEPTED: statistics.accepted,
-            spans.ROLLED_BACK: lost,
-            spans.ROLLED_BACK_PERCENT: 100 * lost // statistics.drafted if statistics.drafted else 0,
+            **rolled_back(statistics.drafted, statistics.accepted),
             spans.REHOMED: statistics.rehomed,
             spans.ARITHMETIC: _arithmetic(statistics),
             spans.LOSSY: statistics.lossy or None,
@@ -416,19 +414,12 @@ def session_trace(arm: str) -> DecodeTrace | None:
     return DecodeTrace(request)
 
 
+def current_exemplar() -> ExemplarTrace | None:
+    """The trace of the current request, sampled or not; None where tracing is off."""
+    return _exemplar.get()
+
+
 def current_context() -> Callable[[], types_pb2.TraceContext] | None:
     """Makes the message with which a verifier joins the current request's trace; None where it is not traced."""
     request = _request.get()
     return None if request is None else request.trace.context
-
-
-def remarkable(attributes: Mapping[str, Value], failed: bool) -> bool:
-    """Whether a request failed, was late, was moved to another verifier, or had most of many candidates rolled back.
-    `attributes`: those of its span."""
-
-    def least(key: str, limit: int) -> bool:
-        value = attributes.get(key)
-        return isinstance(value, int) and value >= limit
-
-    rolled_back = least(spans.ROLLED_BACK, ROLLED_BACK) and least(spans.ROLLED_BACK_PERCENT, ROLLED_BACK_PERCENT)
-    return failed or attributes.get(spans.LATE) is True or rolled_back or least(spans.REHOMED, 1)

@@ -10,7 +10,7 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.sessions.observer import Observers, RequestObserver, SessionObserver
 from gateway.sessions.request_stats import RequestStats
 from gateway.telemetry.experiment_samples import ExperimentSamples
-from gateway.telemetry.gateway_spans import current_context, session_trace, traced
+from gateway.telemetry.gateway_spans import current_context, current_exemplar, session_trace, traced
 from gateway.telemetry.request_metrics import RequestMetrics, SessionMetrics
 from slipstream.telemetry.composite import composite
 from slipstream.telemetry.tracing import Tracing
@@ -37,7 +37,9 @@ class GatewayObservers(Observers):
     def watch_session(
         self, session_id: str, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool
     ) -> SessionObserver:
-        counting = SessionMetrics(self.metrics, resolved, stats, from_beginning=from_beginning)
+        counting = SessionMetrics(
+            self.metrics, resolved, stats, from_beginning=from_beginning, exemplar=current_exemplar()
+        )
         trace = session_trace(resolved.arm)
         sample = (
             self.samples.sample(resolved.arm, session_id) if self.samples and resolved.arm and from_beginning else None

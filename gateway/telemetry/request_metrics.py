@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,15 +15,17 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
 from gateway.sessions.observer import SessionObserver
 from gateway.sessions.request_stats import MOST_DRAFTERS, RequestStats, RoundCounters
+from gateway.telemetry.remarkable import ExemplarTrace, remarkable, rolled_back
 from slipstream.errors import UNSERVED, SlipstreamError
 from slipstream.telemetry import metrics, spans
 from slipstream.telemetry.metrics_collector import BoundedLabels
-from slipstream.telemetry.tracing import exemplar
+from slipstream.telemetry.tracing import Value
 from slipstream.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
 
 MOST_MODELS, MOST_WORKLOADS, MOST_METHODS, MOST_REASONS = 16, 16, 16, 64
+Exemplar = dict[str, str] | None
 MEASURED_OUTCOMES = ("stop", "length")
 """Outcomes of sessions that ended by themselves: only their times are observed."""
 
@@ -70,20 +72,20 @@ class RequestSeries:
     good: int = 0
     good_tokens: int = 0
 
-    def observe_times(self, stats: RequestStats, objectives: Objectives) -> None:
+    def observe_times(self, stats: RequestStats, objectives: Objectives, exemplar: Exemplar) -> None:
         """A session ended by itself."""
         tpot_s = stats.tpot_s
         if tpot_s is not None:
-            _observe(self.tpot, tpot_s)
-        _observe(self.e2e, stats.e2e_s)
+            observe(self.tpot, tpot_s, exemplar)
+        observe(self.e2e, stats.e2e_s, exemplar)
         if objectives.met(stats.ttft_s, tpot_s or 0.0):
             self.good += 1
             self.good_tokens += stats.sums.emitted
 
 
-def _observe(histograms: tuple[Histogram, ...], seconds: float) -> None:
+def observe(histograms: tuple[Histogram, ...], seconds: float, exemplar: Exemplar) -> None:
     for each in histograms:
-        each.observe(seconds, exemplar())
+        each.observe(seconds, exemplar)
 
 
 class RequestMetrics:
@@ -155,10 +157,17 @@ class SessionMetrics(SessionObserver):
     """Counts one session into the series of its kind."""
 
     def __init__(
-        self, metrics: RequestMetrics, resolved: ResolvedRequest, stats: RequestStats, *, from_beginning: bool = True
+        self,
+        metrics: RequestMetrics,
+        resolved: ResolvedRequest,
+        stats: RequestStats,
+        *,
+        from_beginning: bool = True,
+        exemplar: ExemplarTrace | None = None,
     ) -> None:
-        """`from_beginning`: the session's prompt was not counted before."""
+        """`from_beginning`: the session's prompt was not counted before. `exemplar`: the trace of its request."""
         self._metrics = metrics
+        self._exemplar = exemplar
         self._prompt_tokens = stats.prompt_tokens if from_beginning else 0
         self._series = metrics.series_of(resolved)
         self._stats = stats
@@ -185,7 +194,8 @@ class SessionMetrics(SessionObserver):
         stats = self._stats
         if done.token_ids:
             if self._last_token_at is None:
-                _observe(self._series.ttft, stats.ttft_s)
+                late = self._metrics.objectives.late(stats.ttft_s, 0.0, stats.ttft_s)
+                observe(self._series.ttft, stats.ttft_s, self._labels(late, {}))
             else:
                 self._series.gap.observe(stats.last_token_at - self._last_token_at)
             self._last_token_at = stats.last_token_at
@@ -195,10 +205,20 @@ class SessionMetrics(SessionObserver):
         self._series.sessions -= 1
         self._series.outcomes[outcome] += 1
         if outcome in MEASURED_OUTCOMES:
-            self._series.observe_times(self._stats, self._metrics.objectives)
+            stats, objectives = self._stats, self._metrics.objectives
+            late = objectives.late(stats.ttft_s, stats.tpot_s or 0.0, stats.e2e_s)
+            exemplar = self._labels(late, rolled_back(stats.sums.drafted, stats.sums.accepted))
+            self._series.observe_times(stats, objectives, exemplar)
         slow_s = self._metrics.objectives.slow_s
         if slow_s and self._stats.e2e_s > slow_s:
             log.warning("slow request", extra=_in_numbers(outcome, self._stats))
+
+    def _labels(self, late: bool, candidates: Mapping[str, Value]) -> Exemplar:
+        """The exemplar of an observation, by what is known of the request so far."""
+        if self._exemplar is None:
+            return None
+        known = {spans.LATE: late, spans.REHOMED: self._stats.rehomed, **candidates}
+        return self._exemplar.labels(remarkable=remarkable(known, failed=False))
 
 
 def _in_numbers(outcome: str, stats: RequestStats) -> dict[str, object]:

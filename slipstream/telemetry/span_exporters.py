@@ -45,6 +45,9 @@ class TraceConfig:
     """Folder for files of spans, which `slipstream trace` reads; empty writes none."""
     rounds: str = "notable"
     """Rounds that have spans of their own in the traces of a gateway: `notable`, or `all`."""
+    keep_percent: float = 100.0
+    """Percent of the sampled traces that the collector keeps where it has no other reason to, its `KEEP_PERCENT`:
+    histograms of a gateway name the traces that it keeps (exemplars)."""
 
 
 @asynccontextmanager
@@ -55,11 +58,15 @@ async def tracing_from_env(service: str) -> AsyncIterator[Tracing | None]:
     Raises InvalidArgument for settings that this process does not support.
     """
     exporters, batches = _batches(service, os.environ)
-    rounds = from_env(TraceConfig, "SLIPSTREAM_TRACE_", os.environ).rounds
+    config = from_env(TraceConfig, "SLIPSTREAM_TRACE_", os.environ)
+    rounds, keep = config.rounds, config.keep_percent
     if rounds not in SEGMENTS_OF:
         raise InvalidArgument(f"SLIPSTREAM_TRACE_ROUNDS={rounds!r}; choose notable or all.")
+    if not 0.0 <= keep <= 100.0:
+        raise InvalidArgument(f"SLIPSTREAM_TRACE_KEEP_PERCENT={keep:g}; choose 0 to 100.")
     sent = lambda: sum(each.sent for each in exporters)  # noqa: E731
-    tracing = Tracing(service, batches, sent=sent, segment_tokens=SEGMENTS_OF[rounds]) if batches else None
+    tokens = SEGMENTS_OF[rounds]
+    tracing = Tracing(service, batches, sent=sent, segment_tokens=tokens, keep_percent=keep) if batches else None
     try:
         yield tracing
     finally:

@@ -52,12 +52,6 @@ def current_trace_id() -> str:
     return f"{context.trace_id:032x}" if context.is_valid and context.trace_flags.sampled else ""
 
 
-def exemplar() -> dict[str, str] | None:
-    """The current trace's id, in the form in which a histogram attaches it to an observation."""
-    found = current_trace_id()
-    return {"trace_id": found} if found else None
-
-
 def resource_of(service: str) -> Resource:
     """Attributes of the process that every span carries. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` come before
     the rest, so that a manifest can give the pod's names (`k8s.*`) and its id as `service.instance.id`."""
@@ -89,16 +83,19 @@ class Tracing:
         clocks: Clocks | None = None,
         sent: Callable[[], int] = lambda: 0,
         segment_tokens: int = SEGMENT_TOKENS,
+        keep_percent: float = 100.0,
     ) -> None:
         """`service` is the name in traces unless `OTEL_*` has one; the sampler and the rest of the resource come from
         there. `sent` returns the number of exported spans. `segment_tokens`: of the traces that begin here; 0 for spans
-        of every round."""
+        of every round. `keep_percent`: those that the collector keeps of the sampled traces that are not
+        remarkable."""
         provider = TracerProvider(resource=resource_of(service), shutdown_on_exit=False)
         self.resource = provider.resource
         self.sampler: Sampler = provider.sampler
         self.processors = processors
         self.clocks = clocks or Clocks()
         self.segment_tokens = segment_tokens
+        self.keep_percent = keep_percent
         self.made = 0
         self._sent = sent
         self._steps = random.getrandbits(64) << 64

@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from gateway.telemetry.remarkable import kept_at_rate
 from slipstream.telemetry import spans
 from tests.cluster.programs import program
 from tests.support.loopback_addresses import HOST, free_port
@@ -49,11 +50,11 @@ class Pipeline:
             yield process
 
     @contextmanager
-    def collector(self) -> Iterator[None]:
+    def collector(self, keep_percent: int = 0) -> Iterator[None]:
         settings = yaml.safe_load((DEPLOY / "otel/collector.yaml").read_text())
         settings["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"] = f"{HOST}:{self._in}"
         settings["processors"]["tail_sampling"]["decision_wait"] = f"{DECISION_S}s"
-        elsewhere = {"KEEP_PERCENT": "0", "JAEGER_ENDPOINT": f"{HOST}:{self._between}"}
+        elsewhere = {"KEEP_PERCENT": str(keep_percent), "JAEGER_ENDPOINT": f"{HOST}:{self._between}"}
         with self._running("otelcol", settings, **elsewhere):
             yield
 
@@ -134,3 +135,15 @@ def test_remarkable_traces_are_kept_at_a_rate_and_are_there_after_a_crash(pipeli
         with pipeline.jaeger():
             assert [pipeline.spans_of(trace) for trace in (*kept, last)] == [1] * 4
             assert [pipeline.spans_of(trace) for trace in whole] == [LARGE] * len(whole)
+
+
+def test_gateways_name_the_ordinary_traces_that_the_collector_keeps(pipeline: Pipeline) -> None:
+    """Exemplars: both compute the same of a trace's id."""
+    with pipeline.jaeger(), pipeline.collector(keep_percent=30):
+        sent = [pipeline.send() for _ in range(60)]
+        last = pipeline.send(ASKED=True)
+        wait(lambda: pipeline.spans_of(last) == 1)
+        named = {trace for trace in sent if kept_at_rate(int(trace, 16), 30.0)}
+        wait(lambda: all(pipeline.spans_of(trace) == 1 for trace in named))
+        assert {trace for trace in sent if pipeline.spans_of(trace)} == named
+        assert 6 <= len(named) <= 32

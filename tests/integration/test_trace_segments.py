@@ -44,6 +44,9 @@ async def test_segments_add_up_to_the_request_and_few_rounds_stand_out(collector
         if span is not root:
             assert known[span.parent].name in PARENTS[span.name], span
     sums, verified, drafted = (of(trace, name) for name in (spans.ROUNDS_SUM, spans.VERIFY_SUM, spans.DRAFT_SUM))
+    assert {each.span.name for each in drafted} == {
+        f"draft {each.attributes[spans.DRAFTER]} rounds" for each in drafted
+    }
     assert len(sums) == len(verified) == (TOKENS + 3 - 1) // SEGMENT + 1
     assert {span.parent for span in verified} == {span.id for span in sums} >= {span.parent for span in drafted}
     assert total(sums, spans.ROUNDS) == total(verified, spans.ROUNDS) == statistics.rounds

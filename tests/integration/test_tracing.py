@@ -66,6 +66,7 @@ async def test_one_trace_shows_a_request_in_all_three_services(system: System) -
     drafts = of(trace, spans.DRAFT)
     for draft in drafts:  # of a pass that a commit came into, a span has its own part
         assert 0.0 <= draft.attributes[spans.COMPUTE] <= draft.ended - draft.began + 1e-5, draft
+        assert draft.span.name == f"draft {draft.attributes[spans.DRAFTER]}"
     beyond = [span for span in drafts if span.parent == root.id]  # the end, when the session was closed
     assert len(beyond) <= 1
     assert all(span.attributes[spans.DISCARDED] for span in beyond)

@@ -61,6 +61,7 @@ OTHERS = frozenset(
         "MODEL_REVISION",
         "JAEGER_FOLDER",
         "JAEGER_LISTEN_HOST",
+        "KEEP_PERCENT",
         "STORE_PASSWORD",
         "VALKEYCLI_AUTH",
     }

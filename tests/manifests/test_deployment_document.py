@@ -94,6 +94,11 @@ NEEDS = {
         "docker compose up --build",
         "docker build -f docker/Dockerfile --target $role -t slipstream/$role:0.1.0 .",
     ),
+    "buildah and podman: test_images_from_debian.py runs it": (
+        "make images ENGINE=buildah ROLES='gateway drafter-lookup' REGISTRY=localhost"
+        " BUILD='--layers --format docker --isolation chroot --network host"
+        " --build-arg PYTHON_IMAGE=localhost/slipstream-python:bookworm'",
+    ),
     "a cluster": (
         "kind create cluster",
         "kind load docker-image slipstream/$role:0.1.0",

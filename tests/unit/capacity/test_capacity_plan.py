@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 from dataclasses import replace
@@ -14,6 +15,7 @@ import typer
 from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from capacity import __main__ as command
@@ -21,11 +23,12 @@ from capacity import sizing, stationary
 from capacity.__main__ import plan
 from capacity.cost import Table
 from capacity.day import day, grown, price_per_million
-from capacity.report import row, sentence
+from capacity.gpus import level_times
+from capacity.report import day_table, gpu_table, row, sentence, table
 from capacity.scenario import Lengths, Region, Scenario, Traffic, parse, read
-from capacity.sizing import OVERLOAD, disaggregated, fleet, most_rate, plain
+from capacity.sizing import OVERLOAD, FleetPlan, disaggregated, fleet, most_rate, plain
 from capacity.sizing import plan as plan_mode
-from capacity.stationary import Cells
+from capacity.stationary import Cells, Rates
 from slipstream.engine.emulated.model import LinearCost
 from slipstream.engine.factory import open_engine
 from slipstream.errors import InvalidArgument
@@ -80,7 +83,8 @@ def test_the_examples_can_be_read_and_say_what_they_are(path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "given", "says"),
     [
-        ("verifier", {"cost": {"base": 1}}, "base_s"),
+        ("verifier", {"cost": {"base": 1}}, r"\[verifier\] cost knows no base \(do you mean base_s\?\)"),
+        ("traffic", SMALL["traffic"] | {"concurrency": 8}, "not both"),
         ("verifier", {}, "needs a cost"),
         ("drafter", {"cost": {"base_s": 1.0}, "delay": 1}, "knows no delay"),
         ("prices", {"verifier": 1.0}, "needs drafter"),
@@ -207,13 +211,58 @@ def test_the_command_tells_both_ways(tmp_path: Path) -> None:
     plans = json.loads(told.stdout)["plans"]
     prices = [each["price_per_hour"] for each in plans]
     assert prices == sorted(prices)
-    assert {"no speculation", "co-located", "1 drafters : 1 verifiers"} <= {each["mode"] for each in plans}
+    assert {"no speculation", "co-located", "1 drafter : 1 verifier"} <= {each["mode"] for each in plans}
     assert all(0.0 < each["scale_verifiers_at"] < 64 for each in plans if each["verifiers"])
     path.write_text(json.dumps(SMALL | {"verifier": SMALL["verifier"] | {"sessions": 1}}))
     table = CliRunner().invoke(app, [str(path), "--quick", "--tpot-p95-ms", "0.1"])
     assert "No way to serve meets this SLO" in table.stdout
     missing = CliRunner().invoke(app, [str(tmp_path / "none.toml")])
     assert missing.exit_code == 1 and "there is no file" in missing.output
+
+
+@pytest.mark.parametrize("number", [1, 1100])
+def test_tables_fit_eighty_columns(small: Scenario, number: int) -> None:
+    plans = []
+    for mode in sizing.modes(small):
+        cells = Cells(mode.cell, small.traffic, measured=Rates([8], [4000.0], [0.02], [8.0], [2.0], [0.0]))
+        fleet = {"verifiers": number, "drafters": number * (mode.drafters > 0)}
+        price = {"price_per_hour": 6.25 * number, "price_per_million": 12.3456}
+        rates = {"most_rate": 12.345, "rate": 12.0 * number}
+        plans.append(FleetPlan(mode, cells, **rates, **fleet, state=cells.at(12.0), seen=None, limit=OVERLOAD, **price))
+    console = Console(width=80, record=True, file=io.StringIO())
+    for drawn in (table(small, plans), day_table(small, plans), gpu_table("name/Of-A-Model-1B", level_times(1e9, 16))):
+        console.print(drawn)
+    told = console.export_text()
+    assert "…" not in told and max(map(len, told.splitlines())) <= 80
+    figures = {line[:15].strip(): line[15:].split() for line in told.splitlines() if len(line[15:].split()) == 9}
+    assert {each.mode.name for each in plans[:2]} | {"1 : 4", "1 : 2", "1 : 1", "2 : 1"} <= set(figures)
+    assert figures["1 : 4"][:2] == [str(number)] * 2 and figures["co-located"][:2] == [str(number), "0"]
+    assert "tok/s, most" in told and "L40S" in told
+
+
+def test_sessions_at_once_are_a_traffic_too(small: Scenario) -> None:
+    """What the fleet has inside at its requests a second are the sessions that were asked for."""
+    mode = plain(small)
+    asked = replace(small, traffic=replace(small.traffic, rate=0.0, concurrency=60.0))
+    made = plan_mode(mode, asked, exact=False)
+    assert made.verifiers * made.cells.at(made.rate / made.verifiers).inside == pytest.approx(60.0, rel=0.05)
+    again = plan_mode(mode, replace(small, traffic=replace(small.traffic, rate=made.rate)), exact=False)
+    assert abs(again.verifiers - made.verifiers) <= 1 < made.verifiers
+    assert made.price_per_million == pytest.approx(5.0 * made.verifiers / (made.rate * 30 * 3600) * 1e6)
+
+
+def test_the_cheapest_is_the_one_whose_tokens_cost_least(small: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many sessions at once, a faster mode serves more requests."""
+
+    def made(mode: sizing.Mode, scenario: Scenario, *, exact: bool) -> FleetPlan:
+        cells = Cells(mode.cell, small.traffic, measured=Rates([8], [4000.0], [0.02], [8.0], [2.0], [0.0]))
+        hourly = 12.0 if mode.drafters else 10.0
+        return FleetPlan(mode, cells, 9.0, 9.0, 2, 0, cells.at(9.0), None, "TPOT", hourly, hourly / (1 + mode.drafters))
+
+    monkeypatch.setattr(sizing, "plan", made)
+    plans = sizing.compare(small)
+    assert [plan.mode.drafters for plan in plans[:1]] == [2]
+    assert "no speculation +150%" in sentence(small, plans)
 
 
 def test_a_measured_table_can_be_planned_with() -> None:

@@ -12,7 +12,7 @@ from capacity.cost import read_cost, shape
 from capacity.gpus import GPUS, GpuCost, level_times
 from capacity.scenario import read
 from slipstream.engine.emulated.model import LinearCost
-from slipstream.errors import FailedPrecondition, InvalidArgument
+from slipstream.errors import InvalidArgument, NotFound
 from tests.support.checkpoints import save_checkpoint
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "plan"
@@ -55,10 +55,13 @@ def test_a_session_reads_its_context() -> None:
 @pytest.mark.parametrize(
     ("cost", "words"),
     [
-        ({"gpu": "L5", "parameters": 1e9, "layers": 16}, "knows no GPU L5"),
+        ({"gpu": "L5", "parameters": 1e9, "layers": 16}, "knows no GPU L5; it has T4, "),
+        ({"gpu": "A100-80GB", "parameters": 1e9, "layers": 16}, r"knows no GPU A100-80GB \(do you mean A100\?\)"),
+        ({"gpu": "h100", "parameters": 1e9, "layers": 16}, r"knows no GPU h100 \(do you mean H100\?\)"),
+        ({"gpu": "L40", "parameters": 1e9, "layers": 16}, r"knows no GPU L40 \(do you mean L40S\?\)"),
         ({"gpu": "L4", "layers": 16}, "parameters"),
         ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bits": 5}, "bits is 5"),
-        ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bit": 8}, "has no bit;"),
+        ({"gpu": "L4", "parameters": 1e9, "layers": 16, "bit": 8}, r"knows no bit \(do you mean bits\?\)"),
         ({"gpu": "L4", "parameters": 1e9, "layers": 0}, "above 0"),
     ],
 )
@@ -80,5 +83,5 @@ def test_a_model_s_shape_is_read_without_its_weights(tmp_path: Path) -> None:
     parameters, layers, head = shape(str(folder))
     assert layers == 3 and 0 < head < parameters
     (folder / "config.json").unlink()
-    with pytest.raises(FailedPrecondition, match="transformers cannot read it"):
+    with pytest.raises(NotFound, match=r"has no config\.json; give the folder of a checkpoint"):
         shape(str(folder))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ def test_images_are_made_of_every_package_that_is_installed() -> None:
     copied = re.findall(r"^COPY (\w+) \1$", stages(DOCKERFILE)["sources"], re.MULTILINE)
     let_through = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert {name.removesuffix("*") for name in packaged} == set(copied) <= set(let_through)
+
+
+def test_whatever_a_stage_copies_reaches_the_engine() -> None:
+    """A file that .dockerignore keeps back ends the build."""
+    let_through = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    copies = [line.split()[1:] for line in re.findall(r"^COPY .*$", DOCKERFILE, re.MULTILINE) if "--from=" not in line]
+    sources = {word for words in copies for word in words[:-1] if not word.startswith("--")}
+    assert {"setup.py", "slipstream", "docker/healthcheck", "docker/constraints.txt"} <= sources
+    kept_back = {source for source in sources if not any(fnmatch(source, pattern) for pattern in let_through)}
+    assert not kept_back
+    assert all(list(ROOT.glob(source)) for source in sources)
 
 
 def pins(file: Path) -> dict[str, str]:

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.telemetry.gateway_spans import remarkable
+from gateway.telemetry.remarkable import SALT, remarkable
 from slipstream.telemetry import spans
+from slipstream.telemetry.span_exporters import TraceConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = ("receivers", "processors", "exporters")
@@ -130,6 +131,24 @@ def test_one_machine_keeps_every_trace_and_a_fleet_one_in_a_hundred() -> None:
     assert variable is not None
     assert variable[2] == "1"
     assert compose["environment"] == {variable[1]: "100"}
+
+
+def test_gateways_know_which_traces_the_collector_keeps_of_the_rest() -> None:
+    """Else their exemplars name traces that are not there."""
+    [rest] = (policy["probabilistic"] for policy in POLICIES if policy["type"] == "probabilistic")
+    assert rest["hash_salt"] == SALT.decode()
+    tracing = ROOT / "k8s/components/tracing"
+
+    def variable(file: str, name: str) -> str:
+        documents = yaml.safe_load_all((tracing / file).read_text())
+        pods = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"]
+        [value] = [each["value"] for pod in pods for each in pod["containers"][0]["env"] if each["name"] == name]
+        return str(value)
+
+    assert variable("gateway.yaml", "SLIPSTREAM_TRACE_KEEP_PERCENT") == variable("collector.yaml", "KEEP_PERCENT")
+    # On one machine the collector keeps all, as a gateway believes that is not told.
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    assert services["collector"]["environment"]["KEEP_PERCENT"] == f"{TraceConfig().keep_percent:g}"
 
 
 def flat(policies: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

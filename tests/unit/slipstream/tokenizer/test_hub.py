@@ -65,14 +65,27 @@ def test_what_is_in_the_cache_is_taken_and_what_is_not_is_refused(
         check_folder("owner/other")
 
 
-@pytest.mark.parametrize("command", ["doctor --target owner/none", "serve --target owner/none --http off"])
-def test_the_commands_end_before_the_hub_s_libraries_would_give_up(command: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor --target owner/none",
+        "serve --target owner/none --http off",
+        "plan --gpus owner/none",
+        "plan --measure owner/none",
+        "train eagle --target owner/none --out {folder}/out",
+    ],
+)
+def test_the_commands_end_before_the_hub_s_libraries_would_give_up(command: str, tmp_path: Path) -> None:
     """Those ask five times for each file, for a minute together."""
     environ = {**os.environ, "HF_ENDPOINT": NOWHERE}
     environ.pop(hub.OFFLINE)
     began = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-m", "slipstream", *command.split()], env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "slipstream", *command.format(folder=tmp_path).split()],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 1 and time.monotonic() - began < 30, ended.stderr
     assert "owner/none is not in the cache" in ended.stderr.splitlines()[-1] and "Retry" not in ended.stderr
