@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from slipstream.engine.models.quantisation import silence_quantiser_logs
+from slipstream.process import COLLECT_AFTER
 from tests.support import forked_processes
 from tests.support.loop_watch import TESTS, code_of, watching
 
@@ -67,6 +68,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)  # as roles do: by default tests of gateways spend a sixth of their time on it
         gc.enable()
         if runs_tests(session.config) and sys.platform == "linux" and "vllm" not in sys.modules:
             forked_processes.begin()

@@ -8,13 +8,16 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from slipstream.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
 
 # Installed packages carry their own licences; the rest are generated tables or data with odd encodings on purpose.
 LEFT_OUT_FOLDERS = frozenset(
@@ -167,6 +170,8 @@ class Windows:
 
     def batch(self, step: int) -> torch.Tensor:
         """Tokens int64 [rows, length + 1] of one step."""
+        import torch  # here: held-out texts are prompts of commands that need no torch
+
         picks = range(step * self.rows, (step + 1) * self.rows)
         return torch.from_numpy(np.stack([self._window(*divmod(pick, self.per_epoch)) for pick in picks]))
 

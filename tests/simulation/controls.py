@@ -129,7 +129,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
 
 WORLDS: dict[str, tuple[Storm, Size, int]] = {
     "the store fences": (storm, Size(), 16),
-    "a stream's end ends its sessions": (storm, Size(), 17),
+    "a stream's end ends its sessions": (storm, Size(), 44),
     "candidates are checked": (storm, Size(), 17),
     "what a failed pass kept is rolled back": (storm, Size(), 45),
     HONEST: (honest_storm, Size(), 0),  # where every stream keeps gRPC's promise

@@ -47,6 +47,8 @@ OURS = {"slipstream", "gateway", "verifier_svc", "drafter_svc", "training", "cap
 """Packages whose modules may have computed something while tests were collected."""
 SERVE = ["slipstream", "serve"]
 """The command whose process starts roles itself."""
+COLLECT_BY_DEFAULT = (700, 10, 10)
+"""The interpreter's own thresholds of garbage collection."""
 ROLES = ("gateway.gateway", "drafter_svc.service", "verifier_svc.service")
 """What another tree's template imports."""
 
@@ -145,6 +147,7 @@ def _forget_tests(kept: int) -> None:
         for value in list(vars(module).values()):
             if callable(clear := getattr(value, "cache_clear", None)):
                 clear()  # perhaps of threads, which no fork has
+    gc.set_threshold(*COLLECT_BY_DEFAULT)
     atexit._clear()
     sys.excepthook, sys.unraisablehook, threading.excepthook = (
         sys.__excepthook__,

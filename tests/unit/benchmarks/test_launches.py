@@ -49,7 +49,8 @@ def test_a_chain_whose_tokens_are_read_between_two_levels_exceeds_its_budget(mon
     assert any("chain, T, levels: 4: to_host 4 > 1" in each for each in over)
 
 
-def test_sampling_steps_stay_within_their_budgets() -> None:
+def test_sampling_steps_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "VOCABULARY", 8192)  # of a smaller one the candidates' tables are a part
     found = launches.sampling_steps(VirtualGPU())
     assert len(found) == 6 and not launches.exceeded(found)
     masks = launches.REQUESTS * (launches.CANDIDATES + 1) * launches.VOCABULARY // 8
@@ -64,6 +65,7 @@ def test_every_step_has_a_budget() -> None:
 
 def test_a_pass_with_one_more_launch_a_layer_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = linear.Linear.__call__
+    monkeypatch.setattr(launches, "CONTEXT", 32)  # what came before is no launch of these passes
     monkeypatch.setattr(linear.Linear, "__call__", lambda self, x: whole(self, x) + 0.0)
     over = launches.exceeded(launches.passes(VirtualGPU()))
     assert len(over) == len(launches.PASSES) and all("launches" in each for each in over)

@@ -189,8 +189,17 @@ def test_the_model_says_what_it_computes_with(quantisation: str, dtype: str, fol
     assert (info.fingerprint, info.eos_token_ids) == (full.fingerprint, full.eos_token_ids)
 
 
-@pytest.mark.parametrize("quantisation", ["int8", "int8-dynamic"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "openai_gpt"])
+def in_turn() -> list[Any]:
+    """Families times quantisers; in the short form each family has one of them, and its neighbour the other one."""
+    quantisers = ("int8", "int8-dynamic")
+    return [
+        pytest.param(family, quantisation, marks=() if number % 2 == which else pytest.mark.slow)
+        for number, family in enumerate(family for family in FAMILIES if family != "openai_gpt")
+        for which, quantisation in enumerate(quantisers)
+    ]
+
+
+@pytest.mark.parametrize(("family", "quantisation"), in_turn())
 def test_every_family_can_be_quantised(family: str, quantisation: str, tmp_path: Path) -> None:
     name = str(save_checkpoint(family, tmp_path))
     full = last_logits(TorchEngine(load_checkpoint(name), tokens=64), prompt(20))
