@@ -162,14 +162,20 @@ class FairThreads:
     For functions that release the interpreter's lock and whose cost a client chooses, such as that of a grammar."""
 
     def __init__(self, threads: int, name: str, stack_bytes: int = 0) -> None:
-        """`stack_bytes`: size of each thread's stack; 0: the usual one. The threads end with the process."""
+        """`stack_bytes`: size of each thread's stack; 0: the usual one. The threads start with the first job, and end
+        with the process."""
         self._changed = threading.Condition()
         self._queue: FairQueue[_Job] = FairQueue(max(1, threads - 1))
+        self._names = [f"{name}-{number}" for number in range(threads)]
+        """Of threads that are to start."""
+        self._stack_bytes = stack_bytes
+
+    def _start(self) -> None:
         with _starting:  # the size of a stack is a setting of the whole process
-            usual = threading.stack_size(stack_bytes)
+            usual = threading.stack_size(self._stack_bytes)
             try:
-                for number in range(threads):
-                    threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
+                while self._names:
+                    threading.Thread(target=self._work, name=self._names.pop(0), daemon=True).start()
             finally:
                 threading.stack_size(usual)
 
@@ -179,6 +185,8 @@ class FairThreads:
         future: Future[R] = Future()
         with self._changed:
             self._queue.put(tenant, (future, lambda: function(*args, **kwargs)))
+            if self._names:
+                self._start()
             self._changed.notify()
         return future
 
