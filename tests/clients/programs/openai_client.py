@@ -1,4 +1,4 @@
-"""OpenAI's SDK: python openai_client.py URL."""
+"""OpenAI's SDK: python openai_client.py URL GUARDED KEY."""
 
 import json
 import sys
@@ -91,3 +91,12 @@ try:
 except openai.BadRequestError as error:
     assert (error.code, error.param) == ("number_out_of_range", "temperature")
     print("done error")
+
+guarded = {"base_url": f"{sys.argv[2]}/v1", "max_retries": 0}
+keyed = openai.OpenAI(**guarded, api_key=sys.argv[3])
+assert keyed.chat.completions.create(**chat).choices[0].message.content == answer.choices[0].message.content
+try:
+    openai.OpenAI(**guarded, api_key="none").chat.completions.create(**chat)
+except openai.AuthenticationError as error:
+    assert error.code == "unauthenticated"
+    print("done key")
