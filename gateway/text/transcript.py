@@ -186,7 +186,7 @@ class Transcript:
         self.rest += text
 
     def _settle(self) -> list[str]:
-        """The texts of the tokens that are settled from now on: of the one that a stop string cuts all that is final."""
+        """The texts of the tokens that are settled from now on: of one that a stop string cuts all that is final."""
         count, texts = self.carrying(), []
         while self._settled < count:
             self._settled += 1

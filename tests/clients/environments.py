@@ -35,7 +35,7 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "semantic-kernel": ("semantic-kernel==1.45.0",),
     "llm": ("llm==0.36",),
     "aider": ("aider-chat==0.86.2",),
-    "litellm-proxy": ("litellm[proxy]==1.110.2",),
+    "litellm-proxy": ("litellm[proxy]==1.106.12",),  # parts of the proxies behind it are not on the index
     "lm-eval": ("lm-eval[api]==0.4.13", "transformers==5.24.0"),
 }
 """Packages of each Python client; the program of the same name runs it."""

@@ -6,6 +6,7 @@ something out fails. What texts say is the shipped pair's affair; that they are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -60,6 +61,14 @@ def test_every_client_has_an_environment_with_versions_of_its_own() -> None:
     for name in EXPECTED:
         stem = name.replace("-", "_")
         assert len(list(environments.PROGRAMS.glob(f"{stem}_client.*"))) == 1
+
+
+def test_the_page_says_of_every_client_what_to_set() -> None:
+    page = (environments.ROOT / "docs" / "http.md").read_text("utf-8")
+    rows = re.findall(
+        r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", page.partition("## Clients\n")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)} == set(environments.CLIENTS)
 
 
 def test_clients_that_are_chosen_have_names() -> None:

@@ -1,8 +1,8 @@
 """Makes a few channels of a random model's residual stream far larger than the others, as trained models have them.
 
-Families differ in the names of their parts and in where norms stand. Before a sublayer (pre-norm) a norm reads the stream and
-makes the channels small again. Behind it (post-norm: GPT, BERT) a norm makes the stream itself, and the matrices that
-read it make the channels small.
+Families differ in the names of their parts and in where norms stand. Before a sublayer (pre-norm) a norm reads the
+stream and makes the channels small again. Behind it (post-norm: GPT, BERT) a norm makes the stream itself, and the
+matrices that read it make the channels small.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stream:
     """Ends of names of the parts around a residual stream."""
 
     begins: tuple[str, ...]
-    """Embeddings [tokens, hidden], a matrix [hidden, inputs] or a norm [hidden] whose output is the stream's beginning."""
+    """Embeddings [tokens, hidden], a matrix [hidden, inputs] or a norm [hidden]: their output begins the stream."""
     adds: tuple[str, ...]
     """Matrices whose output is added to the stream."""
     norms: tuple[str, ...]
@@ -35,6 +35,10 @@ class Stream:
     """Matrices that read the stream where norms stand behind sublayers. Empty: norms stand before them."""
     turned: bool = False
     """Matrices are [inputs, outputs]."""
+
+    def role(self, part: str) -> str:
+        """The field that names this part; empty for one that has nothing to do with the stream."""
+        return next((role for role in ("begins", "norms", "adds", "readers") if part.endswith(getattr(self, role))), "")
 
 
 STREAMS: Mapping[str, Stream] = {
@@ -50,12 +54,14 @@ STREAMS: Mapping[str, Stream] = {
     "mpt": Stream(("wte",), ("attn.out_proj", "down_proj"), ("norm_1", "norm_2", "norm_f")),
     "gpt_neo": Stream(("wte", "wpe"), ("attention.out_proj", "c_proj"), ("ln_1", "ln_2", "ln_f")),
     "gpt_neox_japanese": Stream(
-        ("embed_in",), ("attention.dense", "dense_4h_to_h"), ("input_layernorm", "attention_layernorm", "final_layer_norm")
+        ("embed_in",),
+        ("attention.dense", "dense_4h_to_h"),
+        ("input_layernorm", "attention_layernorm", "final_layer_norm"),
     ),
-    "xglm": Stream(("embed_tokens",), ("self_attn.out_proj", "fc2"), ("attn_layer_norm", "final_layer_norm", ".layer_norm")),
-    "openai_gpt": Stream(
-        ("tokens_embed",), ("c_proj",), ("ln_1", "ln_2"), ("c_attn", "c_fc", "lm_head"), turned=True
+    "xglm": Stream(
+        ("embed_tokens",), ("self_attn.out_proj", "fc2"), ("attn_layer_norm", "final_layer_norm", ".layer_norm")
     ),
+    "openai_gpt": Stream(("tokens_embed",), ("c_proj",), ("ln_1", "ln_2"), ("c_attn", "c_fc", "lm_head"), turned=True),
     "rembert": Stream(
         ("hidden_mapping_in",),
         ("output.dense",),
@@ -70,31 +76,25 @@ STREAMS: Mapping[str, Stream] = {
 @torch.no_grad()
 def enlarge_stream(model: Any, stream: Stream) -> None:
     """Makes `CHANNELS` of the residual stream `FACTOR` times as large, without a change of what follows from them."""
+    hidden = model.config.hidden_size
     share = (2 * model.config.num_hidden_layers) ** -0.5  # of a sublayer's part, as in GPT-2's initialisation
     found = set()
     for name, weight in model.named_parameters():
         part, _, kind = name.rpartition(".")
-        matrix = weight.dim() == 2
-        if part.endswith(stream.begins):
-            found.add("begins")
-            if kind == "weight":
-                weight.mul_(EMBEDDING)
-            scale_channels(weight, 1 if matrix and weight.shape[1] == model.config.hidden_size else 0, FACTOR)
-        elif part.endswith(stream.norms) and stream.readers:
-            found.add("norms")
-            if kind == "weight":
-                weight.mul_(spread(len(weight)))
-        elif part.endswith(stream.norms):
-            found.add("norms")
+        role = stream.role(part)
+        found.add(role)
+        if role == "begins":
+            weight.mul_(EMBEDDING if kind == "weight" else 1.0)
+            scale_channels(weight, int(weight.dim() == 2 and weight.shape[1] == hidden), FACTOR)
+        elif role == "norms" and stream.readers:
+            weight.mul_(spread(len(weight)) if kind == "weight" else 1.0)
+        elif role == "norms":
             quieten(weight, FACTOR, 0.0, kind == "weight")
-        elif part.endswith(stream.adds):
-            found.add("adds")
-            weight.mul_(share)
-            scale_channels(weight, int(matrix and stream.turned), FACTOR)
-        elif part.endswith(stream.readers) and matrix:
-            found.add("readers")
+        elif role == "adds":
+            scale_channels(weight.mul_(share), int(weight.dim() == 2 and stream.turned), FACTOR)
+        elif role == "readers" and weight.dim() == 2:
             scale_channels(weight, int(not stream.turned or part == "lm_head"), 1.0 / FACTOR)
-    assert found == {"begins", "adds", "norms", *(["readers"] if stream.readers else [])}
+    assert found >= {"begins", "adds", "norms", *(["readers"] if stream.readers else [])}
 
 
 def spread(width: int) -> float:

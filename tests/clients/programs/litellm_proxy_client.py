@@ -110,7 +110,10 @@ def everything() -> None:
     prompt = {"prompt": "def read(self, path):", "max_tokens": 16, "temperature": 0.0}
     text = proxied.completions.create(model="plain", **prompt).choices[0].text
     assert text == direct.completions.create(model="alias", **prompt).choices[0].text
-    assert "".join(chunk.choices[0].text for chunk in proxied.completions.create(model="plain", **prompt, stream=True)) == text
+    assert (
+        "".join(chunk.choices[0].text for chunk in proxied.completions.create(model="plain", **prompt, stream=True))
+        == text
+    )
     print("done completion")
 
     told = {"model": "chat", "input": "Is 2 even?", "max_output_tokens": 12, "temperature": 0.0}
@@ -124,7 +127,9 @@ def everything() -> None:
     assert said == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     print("done anthropic")
 
-    stream = proxied.chat.completions.create(**asked | {"max_tokens": 900}, stream=True, extra_body={"ignore_eos": True})
+    stream = proxied.chat.completions.create(
+        **asked | {"max_tokens": 900}, stream=True, extra_body={"ignore_eos": True}
+    )
     assert [next(stream) for _ in range(5)]
     stream.close()
     until = time.monotonic() + 30

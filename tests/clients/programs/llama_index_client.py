@@ -56,7 +56,9 @@ tool = FunctionTool.from_defaults(look)
 asked = chat.chat_with_tools([tool], chat_history=said, tool_required=True)
 call = chat.get_tool_calls_from_response(asked)[0]
 assert call.tool_name == "look" and isinstance(call.tool_kwargs["even"], bool)
-result = ChatMessage(role="tool", content=str(tool(**call.tool_kwargs)), additional_kwargs={"tool_call_id": call.tool_id})
+result = ChatMessage(
+    role="tool", content=str(tool(**call.tool_kwargs)), additional_kwargs={"tool_call_id": call.tool_id}
+)
 assert chat.chat_with_tools([tool], chat_history=[*said, asked.message, result]).message.blocks
 *_, last = chat.stream_chat_with_tools([tool], chat_history=said, tool_required=True)
 assert chat.get_tool_calls_from_response(last)[0].tool_kwargs == call.tool_kwargs
