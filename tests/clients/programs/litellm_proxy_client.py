@@ -109,11 +109,9 @@ def everything() -> None:
 
     prompt = {"prompt": "def read(self, path):", "max_tokens": 16, "temperature": 0.0}
     text = proxied.completions.create(model="plain", **prompt).choices[0].text
-    assert text == direct.completions.create(model="alias", **prompt).choices[0].text
-    assert (
-        "".join(chunk.choices[0].text for chunk in proxied.completions.create(model="plain", **prompt, stream=True))
-        == text
-    )
+    chunks = proxied.completions.create(model="plain", **prompt, stream=True)
+    streamed = "".join(chunk.choices[0].text or "" for chunk in chunks)
+    assert text == streamed == direct.completions.create(model="alias", **prompt).choices[0].text
     print("done completion")
 
     told = {"model": "chat", "input": "Is 2 even?", "max_output_tokens": 12, "temperature": 0.0}
