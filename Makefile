@@ -120,7 +120,7 @@ test-real: setup ## The real model and deep random ones, whole (some 90 minutes 
 # Pinned versions, each in an environment of its own under .cache/clients: openai, anthropic, LangChain, LiteLLM and its proxy,
 # instructor, pydantic-ai, the OpenAI Agents SDK, LlamaIndex, haystack, semantic-kernel, llm, aider, lm-eval, the JavaScript
 # SDKs of OpenAI, Anthropic and Vercel, grpc-js, and the programs of examples/ in Go, Rust and Java. It needs go, cargo, mvn,
-# npm, git and package registries. Some 20 minutes the first time on two idle cores, with 6 GB of disk; 4 minutes with
+# npm, git and package registries. Some 20 minutes the first time on two idle cores, with 5 GB of disk; 4 minutes with
 # environments that are there. CLIENTS=short: openai, anthropic, LangChain, the Vercel AI SDK and lm-eval, as CI runs them; or
 # their names.
 CLIENTS ?=
