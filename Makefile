@@ -117,13 +117,14 @@ test-cluster: setup ## The manifests on a real Kubernetes control plane, pods as
 test-real: setup ## The real model and deep random ones, whole (some 90 minutes on two idle cores; SPEC_BENCH=FOLDER: others' prompts)
 	REAL_MODEL_REQUIRED=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/real_model tests/unit/slipstream/engine/test_deep_families.py
 
-# Pinned versions, each in an environment of its own under .cache/clients: openai, anthropic, LangChain, LiteLLM, instructor,
-# pydantic-ai, lm-eval, the JavaScript SDKs of OpenAI, Anthropic and Vercel, and the programs of examples/ in Go, Rust and
-# Java. It needs go, cargo, mvn, npm and package registries. Some 15 minutes the first time on two idle cores, with 5 GB of
-# disk; 4 minutes with environments that are there. CLIENTS=short: openai, anthropic, LangChain, the Vercel AI SDK and
-# lm-eval, as CI runs them; or their names.
+# Pinned versions, each in an environment of its own under .cache/clients: openai, anthropic, LangChain, LiteLLM and its proxy,
+# instructor, pydantic-ai, the OpenAI Agents SDK, LlamaIndex, haystack, semantic-kernel, llm, aider, lm-eval, the JavaScript
+# SDKs of OpenAI, Anthropic and Vercel, grpc-js, and the programs of examples/ in Go, Rust and Java. It needs go, cargo, mvn,
+# npm, git and package registries. Some 20 minutes the first time on two idle cores, with 5 GB of disk; 4 minutes with
+# environments that are there. CLIENTS=short: openai, anthropic, LangChain, the Vercel AI SDK and lm-eval, as CI runs them; or
+# their names.
 CLIENTS ?=
-test-clients: setup ## Clients that nobody here wrote, against `slipstream serve` (15 minutes; CLIENTS=short: 5)
+test-clients: setup ## Clients that nobody here wrote, against `slipstream serve` (20 minutes; CLIENTS=short: 5)
 	CLIENTS_REQUIRED=1 CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest -q tests/clients
 
 test-all: setup ## Every test, the slow ones too

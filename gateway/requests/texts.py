@@ -22,6 +22,9 @@ Encode = Callable[[int, Tenant], Awaitable[Sequence[int]]]
 Keep = Callable[[], Awaitable[bytes]]
 """Makes what the gateway keeps with a session."""
 
+FITTED = 0.5
+"""Share of what a prompt may have that `truncation: auto` keeps of a conversation at least."""
+
 
 class RequestText:
     """A prompt or a prediction."""
@@ -66,9 +69,14 @@ class RequestText:
         return self._cut(kept, min(self.least, most) if most >= 0 else 1, at_the_end=at_the_end)
 
     def fitted(self, output: int | None) -> RequestText:
-        """This text without its beginning, as far as `output` tokens behind it need the room; they have half of it at
-        most, and None half."""
-        return self._cut(lambda may: max(may // 2, may + 1 - output) if output else may // 2, 1, at_the_end=False)
+        """This text without its beginning, as far as `output` tokens behind it need the room: FITTED of it stays at
+        least, and None leaves no more."""
+
+        def kept(may: int) -> int:
+            least = int(may * FITTED)
+            return max(least, may + 1 - output) if output else least
+
+        return self._cut(kept, 1, at_the_end=False)
 
     def _cut(self, kept: Callable[[int], int], least: int, *, at_the_end: bool) -> RequestText:
         """`kept`: how many tokens stay of the most that it may have."""

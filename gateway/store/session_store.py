@@ -160,7 +160,8 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 def store_error(cause: str, session: str, epoch: int, length: int) -> SlipstreamError:
     """The typed error of a refused operation; `epoch` and `length` are the stored ones."""
     if cause == "MISSING":
-        return NotFound(f"There is no session {session}: it never was, or its record has expired.", reason="NO_SESSION")
+        sentence = f"There is no session {session!r}: it never was, or its record has expired."
+        return NotFound(sentence, reason="NO_SESSION")
     if cause == "EXISTS":
         return FailedPrecondition(f"Session {session} exists already; choose another id.", reason="SESSION_EXISTS")
     if cause == "FENCED":

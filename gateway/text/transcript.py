@@ -97,9 +97,9 @@ class StopStrings:
 class Transcript:
     """Fed with output tokens in order; `stop` is set once a stop string ended the text.
 
-    A token is settled once it is known to belong to the output: its text, or the beginning of it, is final. So tokens
-    are held back as their text is, and how many there are at a stop string depends on the text alone. The text that
-    goes with the first tokens depends on them alone, too.
+    A token is settled once all of its text is final, or the beginning of it at the end of the output. So tokens are
+    held back as their text is, and how many there are at a stop string depends on the text alone. The text that goes
+    with the first tokens depends on them alone, too, and ends where theirs ends.
     """
 
     def __init__(
@@ -164,7 +164,8 @@ class Transcript:
             return len(self._ends)
         if not self._shown:
             return 1 if self.stop else 0
-        return bisect_left(self._ends, self._shown) + 1
+        last = bisect_left(self._ends, self._shown)
+        return last + 1 if self.stop or self._ends[last] == self._shown else last
 
     def _advance(self, text: str) -> list[str]:
         self._ends.append(self._ends[-1] if self._ends else 0)
@@ -185,12 +186,11 @@ class Transcript:
         self.rest += text
 
     def _settle(self) -> list[str]:
-        """The texts of the tokens that are settled from now on: of the last one all that is final."""
+        """The texts of the tokens that are settled from now on: of one that a stop string cuts all that is final."""
         count, texts = self.carrying(), []
         while self._settled < count:
             self._settled += 1
-            later = 0 if self._settled == count else self._shown - self._ends[self._settled - 1]
-            end = len(self.rest) - later
+            end = len(self.rest) - max(0, self._shown - self._ends[self._settled - 1])
             texts.append(self.rest[:end])
             self.rest = self.rest[end:]
         return texts

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from gateway.auth.api_keys import digest
 from tests.clients.environments import CLIENTS, ROOT, SHORT
 
 REQUIRED = "CLIENTS_REQUIRED"
@@ -26,6 +29,8 @@ class Served:
     """HOST:PORT."""
     http: str
     """HOST:PORT."""
+    key: str = ""
+    """API key that opens it; empty: none is asked for."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,12 +57,32 @@ def chosen_clients(named: str) -> set[str]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
+    with serving({}) as (grpc, http):
+        yield Served(grpc, http)
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same model behind an API key."""
+    key = secrets.token_urlsafe(32)
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text(f'clients = {{ sha256 = "{digest(key).hex()}" }}\n')
+    with serving({"GATEWAY_API_KEYS": str(keys)}) as (grpc, http):
+        yield Served(grpc, http, key)
+
+
+@contextmanager
+def serving(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Addresses of gRPC and HTTP."""
     command = [sys.executable, "-m", "slipstream", "serve", "--json"]
     command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--served-model-name", "alias"]
     command += ["--chat-template", str(Path(__file__).parent / "chat.jinja")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, text=True, **pipes) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
-        yield Served(ready["grpc"], ready["http"])
-        process.terminate()
-        process.wait(60)
+        try:
+            yield ready["grpc"], ready["http"]
+        finally:
+            process.terminate()
+            process.wait(60)

@@ -29,6 +29,13 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "litellm": ("litellm==1.110.2",),
     "instructor": ("instructor==1.17.0",),
     "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
+    "openai-agents": ("openai-agents==0.24.0",),
+    "llama-index": ("llama-index-llms-openai-like==0.8.1",),
+    "haystack": ("haystack-ai==3.4.1",),
+    "semantic-kernel": ("semantic-kernel==1.45.0",),
+    "llm": ("llm==0.36",),
+    "aider": ("aider-chat==0.86.2",),
+    "litellm-proxy": ("litellm[proxy]==1.106.12",),  # parts of the proxies behind it are not on the index
     "lm-eval": ("lm-eval[api]==0.4.13", "transformers==5.24.0"),
 }
 """Packages of each Python client; the program of the same name runs it."""
@@ -41,6 +48,13 @@ NPM: Mapping[str, Mapping[str, str]] = {
         "@ai-sdk/openai-compatible": "3.0.92",
         "@ai-sdk/anthropic": "4.0.105",
         "zod": "4.6.7",
+    },
+    "grpc-js": {
+        "@grpc/grpc-js": "1.14.7",
+        "@grpc/proto-loader": "0.8.1",
+        "@grpc/reflection": "1.0.4",
+        "google-proto-files": "6.0.1",
+        "grpc-health-check": "2.1.0",
     },
 }
 LANGUAGES = ("go", "rust", "java")

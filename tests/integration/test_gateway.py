@@ -163,6 +163,9 @@ async def test_unknown_names_are_not_found(setting: Setting) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             await call
         assert isinstance(error_of(caught.value), NotFound)
+    with pytest.raises(grpc.RpcError) as caught:
+        await front.stub.GetSession(gateway_pb2.GetSessionRequest())
+    assert "no session ''" in error_of(caught.value).message, "a client that forgot the id sees that it did"
 
 
 async def test_tokenize_does_what_generate_does(setting: Setting) -> None:

@@ -201,7 +201,7 @@ async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting
     await held.wait()
     if not runs:
         await sessions._open_stream(name, OPEN)  # came later, is there first, and leaves
-    sessions._entries[name].stop()
+    sessions._entries[name].leave()
     waiting.gate.set()
     front.verifiers[0].limit = None
     stream = await resuming

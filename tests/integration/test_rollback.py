@@ -107,7 +107,7 @@ async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile
     sessions, name = front.gateway.sessions, answer.started.session_id
     cancelling = asyncio.create_task(sessions.cancel(name, OPEN))
     await asyncio.sleep(0)
-    sessions._entries[name].stop()  # as its last client does
+    sessions._entries[name].leave()  # as its last client does
     await cancelling
     assert (await front.record(name)).finish_reason == verifier_pb2.FINISH_REASON_CANCELLED
     call.cancel()

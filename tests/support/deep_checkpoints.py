@@ -14,15 +14,17 @@ import torch
 import transformers
 
 from tests.support.checkpoints import FAMILIES, common, save_tokenizer
+from tests.support.outlier_channels import (
+    CHANNELS,
+    EMBEDDING,
+    FACTOR,
+    STREAMS,
+    enlarge_stream,
+    quieten,
+    scale_channels,
+)
 
 VOCABULARY = 1024
-CHANNELS = (5, 23, 42)
-FACTOR = 64.0
-"""Of the activations of `CHANNELS` beside the others'."""
-EMBEDDING = 4.0
-"""Times the initial embeddings: what layers add is small beside the stream, as in trained models. Without it rounding
-grows from layer to layer until bfloat16 says nothing; with it the library's own bfloat16 is 3 to 20 % of a row's spread
-away from its float32, and up to 100 % in the worst row, as in trained Qwen 2 models."""
 RANGE = 0.1
 """Standard deviation of initial weights."""
 WINDOW = 32
@@ -59,6 +61,16 @@ DEEP: dict[str, Deep] = {
     "gpt_oss": Deep("gpt_oss", 24, _SLIDING),
     "mixtral": Deep("mixtral", 32),
     "qwen3_moe": Deep("qwen3_moe", 48),
+    "falcon": Deep("falcon", 24),
+    "falcon_alibi": Deep("falcon_alibi", 24),
+    "bloom": Deep("bloom", 24),
+    "mpt": Deep("mpt", 24),
+    "gpt_neo": Deep("gpt_neo", 24, {"attention_types": [[["global", "local"], 12]], "window_size": WINDOW}),
+    "gpt_neox_japanese": Deep("gpt_neox_japanese", 24),
+    "xglm": Deep("xglm", 24, {"num_layers": 24}),
+    "openai_gpt": Deep("openai_gpt", 24, {"n_layer": 24}),
+    "rembert": Deep("rembert", 24),
+    "megatron_bert": Deep("megatron_bert", 24),
 }
 NEW: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.25, "hidden_act": "gelu", "rope_parameters": None}),
@@ -85,7 +97,10 @@ def save_deep(name: str, folder: Path, seed: int = 0) -> Path:
     config = getattr(transformers, kind)(**{key: value for key, value in settings.items() if key not in own})
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    enlarge(model)
+    if deep.family in STREAMS:
+        enlarge_stream(model, STREAMS[deep.family])
+    else:
+        enlarge(model)
     model.to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(folder, VOCABULARY)
     return folder
@@ -111,28 +126,20 @@ def enlarge(model: Any) -> None:
         reads = part.endswith(_READS) or (part.endswith("post_attention_layernorm") and not post)
         if reads:
             last = part.endswith(("model.norm", "final_layer_norm"))
-            _quieten(weight, FACTOR**2 if tied and last else FACTOR, _offset(model), kind == "weight")
+            quieten(weight, FACTOR**2 if tied and last else FACTOR, _offset(model), kind == "weight")
             if tied and last:
                 _turn(weight, _offset(model))
         elif post and part.endswith(("post_attention_layernorm", "post_feedforward_layernorm")):
             _raise(weight, share, _offset(model))
         elif (name.endswith(_WRITES) or part.endswith(_WRITES)) and not (post and "embed" not in name):
             weight.mul_(EMBEDDING if "embed" in name else share)
-            _scale(weight, 1 if "embed" in name else _output_axis(weight, model.config.hidden_size))
+            scale_channels(weight, 1 if "embed" in name else _output_axis(weight, model.config.hidden_size), FACTOR)
     assert pre or post
 
 
 def _offset(model: Any) -> float:
     """Gemma's norms multiply by one more than their weight."""
     return 1.0 if model.config.model_type.startswith("gemma") else 0.0
-
-
-def _quieten(weight: torch.Tensor, factor: float, offset: float, gain: bool) -> None:
-    """A norm's weight: outliers are divided, and all others multiplied by what outliers take from them."""
-    share = (1.0 + len(CHANNELS) / len(weight) * FACTOR**2) ** 0.5 if gain else 1.0
-    weight.add_(offset).mul_(share)
-    weight[list(CHANNELS)] /= factor
-    weight.sub_(offset)
 
 
 def _turn(weight: torch.Tensor, offset: float) -> None:
@@ -155,12 +162,6 @@ def _output_axis(weight: torch.Tensor, hidden: int) -> int:
     if weight.dim() < 3:
         return weight.dim() - 1 if weight.dim() == 2 and weight.shape[0] != hidden else 0
     return 1 if weight.shape[1] == hidden else 2
-
-
-def _scale(weight: torch.Tensor, axis: int) -> None:
-    index = [slice(None)] * weight.dim()
-    index[axis] = list(CHANNELS)  # type: ignore[call-overload]
-    weight[tuple(index)] *= FACTOR
 
 
 def largest_activations(model: Any, tokens: list[int]) -> float:

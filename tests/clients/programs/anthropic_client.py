@@ -1,4 +1,4 @@
-"""Anthropic's SDK: python anthropic_client.py URL."""
+"""Anthropic's SDK: python anthropic_client.py URL GUARDED KEY."""
 
 import json
 import sys
@@ -41,3 +41,11 @@ try:
 except anthropic.NotFoundError as error:
     assert error.body["error"]["type"] == "not_found_error"
     print("done error")
+
+keyed = anthropic.Anthropic(base_url=sys.argv[2], api_key=sys.argv[3], max_retries=0)
+assert keyed.messages.create(**asked).content
+try:
+    anthropic.Anthropic(base_url=sys.argv[2], api_key="none", max_retries=0).messages.create(**asked)
+except anthropic.AuthenticationError as error:
+    assert error.body["error"]["type"] == "authentication_error"
+    print("done key")

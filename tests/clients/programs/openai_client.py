@@ -1,4 +1,4 @@
-"""OpenAI's SDK: python openai_client.py URL."""
+"""OpenAI's SDK: python openai_client.py URL GUARDED KEY."""
 
 import json
 import sys
@@ -27,6 +27,12 @@ print("done completion")
 
 told = client.completions.create(**asked, logprobs=3).choices[0].logprobs
 assert len(told.tokens) == len(told.token_logprobs) == 16 and all(len(each) >= 3 for each in told.top_logprobs)
+stopped = {**asked, "logprobs": 1, "stop": [" se"]}  # it may begin at the end of a token: "\n            return self"
+told = client.completions.create(**stopped).choices[0]
+choices = [chunk.choices[0] for chunk in client.completions.create(**stopped, stream=True)]
+assert "".join(choice.text for choice in choices) == told.text and told.finish_reason == "stop"
+places = [place for choice in choices if choice.logprobs for place in choice.logprobs.text_offset]
+assert places == told.logprobs.text_offset, places
 print("done logprobs")
 
 whole = client.completions.create(**asked | {"max_tokens": 0}, echo=True, logprobs=1).choices[0]
@@ -86,8 +92,24 @@ assert client.responses.input_tokens.count(model=model, input="Is 2 even?").inpu
 client.responses.delete(told.id)
 print("done items")
 
+failures = []
+for call in (
+    lambda: client.chat.completions.create(**chat | {"temperature": -1.0}),
+    lambda: client.chat.completions.create(**chat | {"messages": [{"role": "user", "content": "even " * 20_000}]}),
+    lambda: client.embeddings.create(model=model, input="Is 2 even?"),  # not served
+):
+    try:
+        call()
+    except openai.APIStatusError as error:
+        failures.append((error.status_code, error.code))
+assert failures == [(400, "number_out_of_range"), (400, "context_length_exceeded"), (404, "no_route")], failures
+print("done error")
+
+guarded = {"base_url": f"{sys.argv[2]}/v1", "max_retries": 0}
+keyed = openai.OpenAI(**guarded, api_key=sys.argv[3])
+assert keyed.chat.completions.create(**chat).choices[0].message.content == answer.choices[0].message.content
 try:
-    client.chat.completions.create(**chat | {"temperature": -1.0})
-except openai.BadRequestError as error:
-    assert (error.code, error.param) == ("number_out_of_range", "temperature")
-    print("done error")
+    openai.OpenAI(**guarded, api_key="none").chat.completions.create(**chat)
+except openai.AuthenticationError as error:
+    assert error.code == "unauthenticated"
+    print("done key")

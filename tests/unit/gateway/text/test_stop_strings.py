@@ -124,3 +124,34 @@ def test_tokens_are_settled_with_their_text_and_never_taken_back(text: str, stop
     assert transcript.carrying() >= bool(text), "a text of one token is charged as one"
     if not transcript.stop:
         assert len(settled) == len(text)
+
+
+class Words:
+    """A detokenizer of these words, by their index."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+
+    def push(self, token: int) -> str:
+        return self._words[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+@given(words=st.lists(st.text(alphabet="ab", max_size=3), max_size=8), stops=STOPS)
+def test_a_token_comes_with_the_whole_of_its_text_unless_a_stop_string_cuts_it(
+    words: list[str], stops: list[str]
+) -> None:
+    """So a place in the text is the same for whoever counts tokens' texts and whoever counts the text that came."""
+    transcript, settled = Transcript(Words(words), stops), list[str]()
+    for token in range(len(words)):
+        settled += transcript.push([token])
+        if not transcript.stop:
+            assert settled == words[: len(settled)]
+    settled += transcript.finish()
+    assert settled[:-1] == words[: max(0, len(settled) - 1)]
+    if not transcript.stop:
+        assert settled == words
+    elif settled:
+        assert words[len(settled) - 1].startswith(settled[-1])

@@ -16,17 +16,27 @@ import transformers
 from benchmarks.equality_steps import KINDS, Text, compare
 from slipstream.engine.factory import open_engine
 from slipstream.engine.kernels.compiled import find_kernels
-from tests.support.deep_checkpoints import DEEP, FACTOR, VOCABULARY, largest_activations, save_deep
+from slipstream.engine.models.older_attention import OLDER
+from tests.support.deep_checkpoints import DEEP, VOCABULARY, largest_activations, save_deep
 from tests.support.greedy_text import greedy
+from tests.support.outlier_channels import FACTOR, STREAMS
 from verifier_svc.execution.embedded import EmbeddedExecutor
 
-SHORT = ("llama3_rope", "qwen2", "gemma3_tied", "gpt_oss")
+SHORT = ("llama3_rope", "qwen2", "gemma3_tied", "gpt_oss", "bloom", "gpt_neo")
 DTYPES = ("auto", "float32")
 LENGTH, PROMPT, GREEDY = 16, 48, 20
 """Tokens of each text, of its prompt, and of greedy texts."""
 NEAR = 2e-3
 """The library's own float32 is up to 8e-4 away from its float64 on these models, in logits that reach 5 to 9."""
 NAMES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in DEEP]
+CASES = [
+    pytest.param(
+        name, dtype, marks=() if name in SHORT and (name not in STREAMS or dtype == "auto") else pytest.mark.slow
+    )
+    for name in DEEP
+    for dtype in DTYPES
+]
+"""Of older families the short form has the checkpoint's own type alone."""
 
 Folder = Callable[[str], Path]
 
@@ -43,12 +53,12 @@ def prompt(seed: int) -> list[int]:
 
 
 def library(folder: Path) -> Any:
-    kind = transformers.AutoModelForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    older = OLDER.get(transformers.AutoConfig.from_pretrained(folder).model_type)
+    attends, kind = older.reference if older else "eager", transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attends).eval()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_candidates_pieces_and_batches_change_no_token(name: str, dtype: str, folder: Folder) -> None:
     executor = EmbeddedExecutor(open_engine(str(folder(name)), dtype, kv_tokens=4096))
     texts = [Text(kind, prompt(seed), seed, LENGTH) for seed, kind in enumerate(2 * list(KINDS))]
@@ -85,4 +95,4 @@ def decided(reference: Any, tokens: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_few_channels_are_far_above_the_others(name: str, folder: Folder) -> None:
-    assert largest_activations(library(folder(name)), prompt(3)) > 0.6 * FACTOR
+    assert largest_activations(library(folder(name)), prompt(3)) > 0.4 * FACTOR
