@@ -80,8 +80,8 @@ class VerifierConfig:
     """Seconds without a sign of life after which a drafter that owes a step is detached."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
-    draft model (a folder or hub id), `medusa=FOLDER`, `eagle=FOLDER` or `dflash=FOLDER` for heads. Gateways name
-    them as `verifier:METHOD`."""
+    draft model (a folder or hub id), `medusa=FOLDER` or `eagle=FOLDER` for heads. Gateways name them as
+    `verifier:METHOD`."""
     min_head_accuracy: float = 0.05
     """Share of the target's next tokens that heads must find at the start, in texts that the target writes itself
     (`medusa`: among its best ten); 0: not tried."""

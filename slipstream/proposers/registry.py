@@ -102,14 +102,6 @@ METHODS: dict[str, ProposerMethod] = {
             needs_hidden_states=True,
             gives_distribution=True,
         ),
-        ProposerMethod(
-            "dflash",
-            "slipstream.proposers.dflash:open_proposer",
-            "a block of tokens from one pass of draft layers on the target's hidden states (DFlash)",
-            needs_model=True,
-            needs_hidden_states=True,
-            gives_distribution=True,
-        ),
     )
 }
 
