@@ -32,6 +32,10 @@ class VerifierConfig:
     """Executor of the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
     vllm_args: str = ""
     """For `vllm`: further options of `vllm serve`, as `--tensor-parallel-size 4 --quantization awq`."""
+    vllm_speculator: str = ""
+    """For `vllm`: its own speculator beside the target, a JSON object as `--speculative-config` takes it, as
+    `{"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 3}` (`eagle`, `eagle3`, `mtp`, `dflash`,
+    `dspark`). Gateways name it as `verifier:speculator`."""
     vllm_step_timeout_s: float = 30.0
     """For `vllm`: seconds after which a worker that does not answer is given up, and the verifier with it."""
     listen: str = "127.0.0.1:50071"
@@ -133,6 +137,8 @@ class VerifierConfig:
             )
         if self.vllm_args and self.engine != "vllm":
             raise InvalidArgument("VERIFIER_VLLM_ARGS needs VERIFIER_ENGINE=vllm.")
+        if self.vllm_speculator and self.engine != "vllm":
+            raise InvalidArgument("VERIFIER_VLLM_SPECULATOR needs VERIFIER_ENGINE=vllm.")
         if self.min_path_probability > 1.0:
             raise InvalidArgument(
                 f"VERIFIER_MIN_PATH_PROBABILITY={self.min_path_probability}; give a probability, 1 at most."

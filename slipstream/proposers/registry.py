@@ -62,6 +62,9 @@ class ProposerMethod:
 
 IN_VERIFIER = "verifier:"
 """In place of an address: before the method of a drafter that runs inside the verifiers."""
+SPECULATOR = "speculator"
+"""The method of vLLM's own speculator in a verifier on vLLM. It has no row: VERIFIER_VLLM_SPECULATOR opens it in the
+target's workers, and no other process can have it."""
 METHODS: dict[str, ProposerMethod] = {
     method.name: method
     for method in (
