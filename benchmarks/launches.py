@@ -3,13 +3,13 @@
 usage: python -m benchmarks.launches     (fails if a step exceeds its budget)
 
 Passes of the shipped target (sessions x tokens, after 256 tokens of context), calls of the shipped draft model's
-proposer for 8 sessions, what they take beside the passes where vLLM computes those, and sampling steps of vLLM's
-workers: 2 requests of 3 candidates, 32,000 tokens in the vocabulary, bf16 logits; with more requests there are as many
-launches. Everything runs on a
-`benchmarks.virtual_gpu.VirtualGPU`, where an operator of torch is one launch. Waits are the places where the host stops
-until the device has done all that it was given: every copy to the host is one, so a call that returns tokens waits at
-least once; what a sampling step decides is copied by the caller. Bytes are those that launches read and write, as a
-multiple of the bytes of the logits that are sampled from.
+proposer for 8 sessions, what they take beside the passes where vLLM computes those, sampling steps of vLLM's workers,
+and the sampling of one draft token of vLLM's own speculator behind such a step, which a captured graph holds. Steps: 2
+requests of 3 candidates, 32,000 tokens in the vocabulary, bf16 logits; with more requests there are as many launches.
+Everything runs on a `benchmarks.virtual_gpu.VirtualGPU`, where an operator of torch is one launch. Waits are the places
+where the host stops until the device has done all that it was given: every copy to the host is one, so a call that
+returns tokens waits at least once; what a sampling step decides is copied by the caller. Bytes are those that launches
+read and write, as a multiple of the bytes of the logits that are sampled from.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from slipstream.proposers.base import ROOT, DeeperLevels, Proposal, ProposerCont
 from slipstream.proposers.chain_model import ChainProposer
 from slipstream.proposers.draft_model import ModelProposer
 from slipstream.speculation.sampling_params import SamplingParams
+from verifier_svc.execution.vllm.draft_sampler import DraftSampler
 from verifier_svc.execution.vllm.messages import SessionParameters, StepMasks
 from verifier_svc.execution.vllm.step_sampler import StepRows, StepSampler
 
@@ -102,6 +103,7 @@ BUDGETS = {
     "sampling, top-k, top-p, min-p": Budget(12, 2, 0, 3),
     "sampling, penalties": Budget(12, 4, 0, 3),
     "sampling, mask": Budget(12, 2, 0, 3),
+    "draft token, greedy and T": Budget(70, 0, 0),
 }
 
 
@@ -239,6 +241,23 @@ def sampling_steps(gpu: VirtualGPU) -> dict[str, Work]:
     return found
 
 
+@torch.inference_mode()
+def draft_tokens(gpu: VirtualGPU) -> dict[str, Work]:
+    """The speculator's sampling of one level; the host reads its tokens with the step's."""
+    with gpu:
+        sampler = DraftSampler(REQUESTS, CANDIDATES, DEVICE)
+        sampler.begin(range(REQUESTS), [SAMPLINGS["greedy"], SAMPLINGS["T"]])
+        logits = Remote(torch.randn(REQUESTS, VOCABULARY, generator=torch.Generator().manual_seed(0)).bfloat16())
+        places, positions = Remote(torch.arange(REQUESTS)), Remote(torch.arange(100, 100 + REQUESTS))
+        column = Remote(torch.tensor(1))
+        gpu.take()
+        sampler.choose(logits, places, positions, column)
+        found = gpu.take()
+        sampler.log_probs(places)
+        assert gpu.take().to_host == 0
+    return {"draft token, greedy and T": found}
+
+
 def _names() -> list[str]:
     return [f"r{index}" for index in range(REQUESTS)]
 
@@ -274,7 +293,7 @@ def row(name: str, work: Work, logits: int | None) -> Row:
 
 def main() -> None:
     gpu = VirtualGPU()
-    computed, sampled = passes(gpu) | proposals(gpu) | chains(gpu), sampling_steps(gpu)
+    computed, sampled = passes(gpu) | proposals(gpu) | chains(gpu) | draft_tokens(gpu), sampling_steps(gpu)
     rows = [row(name, work, None) for name, work in computed.items()]
     rows += [row(name, work, logits_bytes()) for name, work in sampled.items()]
     write("launches", "python -m benchmarks.launches", rows)

@@ -37,7 +37,7 @@ from verifier_svc.verifier import VerifierParts, running
 
 PLAIN = "none"
 LOOKUPS = ("suffix", "lookahead")
-HEADS = ("medusa", "eagle", "dflash")
+HEADS = ("medusa", "eagle")
 CHARACTERS = 400
 NAMES = ("Ada", "Alan", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Niklaus")
 

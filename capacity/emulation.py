@@ -172,6 +172,7 @@ class DrawingExecutor:
 
     limits = ExecutorLimits()
     hidden_feed = None
+    draft_feed = None
 
     def __init__(
         self,

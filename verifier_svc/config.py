@@ -32,6 +32,10 @@ class VerifierConfig:
     """Executor of the target: `embedded` (this project's engine) or `vllm` (vLLM's workers; docs/deployment.md)."""
     vllm_args: str = ""
     """For `vllm`: further options of `vllm serve`, as `--tensor-parallel-size 4 --quantization awq`."""
+    vllm_speculator: str = ""
+    """For `vllm`: its own speculator beside the target, a JSON object as `--speculative-config` takes it, as
+    `{"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 3}` (`eagle`, `eagle3`, `mtp`, `dflash`,
+    `dspark`). Gateways name it as `verifier:speculator`."""
     vllm_step_timeout_s: float = 30.0
     """For `vllm`: seconds after which a worker that does not answer is given up, and the verifier with it."""
     listen: str = "127.0.0.1:50071"
@@ -80,8 +84,8 @@ class VerifierConfig:
     """Seconds without a sign of life after which a drafter that owes a step is detached."""
     local_drafters: tuple[str, ...] = ()
     """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
-    draft model (a folder or hub id), `medusa=FOLDER`, `eagle=FOLDER` or `dflash=FOLDER` for heads. Gateways name
-    them as `verifier:METHOD`."""
+    draft model (a folder or hub id), `medusa=FOLDER` or `eagle=FOLDER` for heads. Gateways name them as
+    `verifier:METHOD`."""
     min_head_accuracy: float = 0.05
     """Share of the target's next tokens that heads must find at the start, in texts that the target writes itself
     (`medusa`: among its best ten); 0: not tried."""
@@ -133,6 +137,8 @@ class VerifierConfig:
             )
         if self.vllm_args and self.engine != "vllm":
             raise InvalidArgument("VERIFIER_VLLM_ARGS needs VERIFIER_ENGINE=vllm.")
+        if self.vllm_speculator and self.engine != "vllm":
+            raise InvalidArgument("VERIFIER_VLLM_SPECULATOR needs VERIFIER_ENGINE=vllm.")
         if self.min_path_probability > 1.0:
             raise InvalidArgument(
                 f"VERIFIER_MIN_PATH_PROBABILITY={self.min_path_probability}; give a probability, 1 at most."

@@ -1,6 +1,6 @@
-"""Keys and values of draft layers: of every token of a text with its hidden states, and of candidates below its end.
+"""Keys and values of a draft layer: of every token of a text with its hidden states, and of candidates below its end.
 
-`PairReader` takes in what the target's passes bring of the texts, for EAGLE's layer and for block drafters alike.
+`PairReader` takes in what the target's passes bring of the texts.
 
 Rows that were computed from the target's hidden states stay. Those of candidates were computed from the layer's own
 states and go with the root that they hang below. A text whose beginning the target found in its prefix cache brings no

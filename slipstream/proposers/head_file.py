@@ -1,5 +1,5 @@
-"""Files of draft heads with layers of their own, EAGLE's and block drafters', read for one target: every tensor has to
-be there, fit and be used, and what does not is refused by its name."""
+"""Files of draft heads with a layer of their own, EAGLE's, read for one target: every tensor has to be there, fit and
+be used, and what does not is refused by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that propose all depths at once, each depth by itself: Medusa's heads and block drafters.
+"""A method that proposes all depths at once, each depth by itself: Medusa's heads.
 
 Under the coupled rule one call proposes a whole sparse tree: each depth's tokens are ranked with the noise of their own
 position, and the tree is grown by how often each rank of each depth was right before. Every parent of one depth has the

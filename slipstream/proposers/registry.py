@@ -62,6 +62,9 @@ class ProposerMethod:
 
 IN_VERIFIER = "verifier:"
 """In place of an address: before the method of a drafter that runs inside the verifiers."""
+SPECULATOR = "speculator"
+"""The method of vLLM's own speculator in a verifier on vLLM. It has no row: VERIFIER_VLLM_SPECULATOR opens it in the
+target's workers, and no other process can have it."""
 METHODS: dict[str, ProposerMethod] = {
     method.name: method
     for method in (
@@ -98,14 +101,6 @@ METHODS: dict[str, ProposerMethod] = {
             "eagle",
             "slipstream.proposers.eagle:open_proposer",
             "a draft layer on the target's hidden states (EAGLE-1, EAGLE-2, EAGLE-3)",
-            needs_model=True,
-            needs_hidden_states=True,
-            gives_distribution=True,
-        ),
-        ProposerMethod(
-            "dflash",
-            "slipstream.proposers.dflash:open_proposer",
-            "a block of tokens from one pass of draft layers on the target's hidden states (DFlash)",
             needs_model=True,
             needs_hidden_states=True,
             gives_distribution=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 
 from slipstream.errors import FailedPrecondition, Unavailable
-from slipstream.proposers.registry import IN_VERIFIER, METHODS
+from slipstream.proposers.registry import IN_VERIFIER, METHODS, SPECULATOR
 from slipstream.rpc import VERIFIER
 from slipstream.serving.fit import check_fit
 from slipstream.serving.loading import Loading
@@ -112,7 +112,8 @@ class Fleet:
         return f"{role} loads {what}" if what else f"{role} starts"
 
     def _gateway(self, listens: Mapping[str, str], store: str, verifier: str, drafters: Mapping[str, str]) -> Role:
-        named = {kind: IN_VERIFIER + kind for kind in self._local} | dict(drafters)
+        own = [SPECULATOR] if os.environ.get("VERIFIER_VLLM_SPECULATOR") else []  # which the verifier reads itself
+        named = {kind: IN_VERIFIER + kind for kind in (*self._local, *own)} | dict(drafters)
         settings = {
             **listens,
             "GATEWAY_VERIFIERS": verifier,

@@ -35,7 +35,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
-_PURPOSES = 8  # room for purposes below one position; changing it changes every text
+PURPOSES = 8  # room for purposes below one position; changing it changes every text
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
@@ -66,14 +66,14 @@ def key(seed: int, position: int, purpose: Purpose) -> int:
     """The 64-bit name of a stream. Distinct (position, purpose) of one seed never share a key: each step is a
     bijection.
     """
-    return mix((mix(seed & _MASK) + (position * _PURPOSES + purpose + 1) * GOLDEN) & _MASK)
+    return mix((mix(seed & _MASK) + (position * PURPOSES + purpose + 1) * GOLDEN) & _MASK)
 
 
 def keys(
     seeds: Sequence[int] | npt.NDArray[np.uint64], positions: Sequence[int] | npt.NDArray[np.int64], purpose: Purpose
 ) -> npt.NDArray[np.uint64]:
     """`key` for many rows at once: [R] seeds (64 unsigned bits) and [R] positions -> [R]."""
-    counters = np.asarray(positions, dtype=np.uint64) * np.uint64(_PURPOSES) + np.uint64(purpose + 1)
+    counters = np.asarray(positions, dtype=np.uint64) * np.uint64(PURPOSES) + np.uint64(purpose + 1)
     return mix_all(mix_all(np.array(seeds, dtype=np.uint64)) + counters * np.uint64(GOLDEN))
 
 

@@ -20,8 +20,6 @@ from slipstream.tokenizer.vocabulary import load_tokenizer, shipped_model
 from tests.integration.test_ratio_rules import PROMPT as SHORT
 from tests.integration.test_ratio_rules import distributions
 from tests.support.checkpoints import save_checkpoint
-from tests.support.dflash_heads import config_of as config_of_block
-from tests.support.dflash_heads import random_tensors, save_dflash
 from tests.support.draft_bias import MOST_DEVIATIONS, Leaning, ranks, uniformity
 from tests.support.eagle_heads import LAYERS, config_of, knowing_head, random_head, save_easy_target
 from tests.support.fleet import Decoded, Gateway, gateway, until, verifier
@@ -30,7 +28,7 @@ from tests.support.heads import random_heads, save_heads
 TOKENS = 48
 PROMPTS = [[3 + (at * number) % 190 for at in range(70)] for number in (1, 7)]
 SAMPLINGS = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=0.8, seed=11)}
-KINDS = "eagle-1", "eagle-3", "medusa", "dflash", "lookahead"
+KINDS = "eagle-1", "eagle-3", "medusa", "lookahead"
 DRAWING = "eagle-3", "medusa", "lookahead"
 """Kinds whose draws the short suite judges: level by level, all at once, and none."""
 
@@ -47,8 +45,7 @@ def heads(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     for name, layers in (("eagle-1", ()), ("eagle-3", LAYERS)):
         save_head(knowing_head(target, layers), place / name, str(target), speculators=name == "eagle-3")
     medusa = save_heads(random_heads(target, scale=0.002), place / "medusa")
-    dflash = save_dflash(place / "dflash", random_tensors(), config_of_block())
-    others = {"medusa": f"medusa={medusa}", "dflash": f"dflash={dflash}", "lookahead": "lookahead"}
+    others = {"medusa": f"medusa={medusa}", "lookahead": "lookahead"}
     return others | {name: f"eagle={place / name}" for name in ("eagle-1", "eagle-3")}
 
 
@@ -82,7 +79,6 @@ SHORT_CASE = {
     "eagle-1": "in one piece",
     "medusa": "preemption",
     "lookahead": "chunked prefill",
-    "dflash": "chunked prefill",
 }
 """Of each kind in the short suite. EAGLE 3, which keeps rows of several layers and of its own, has all."""
 
@@ -137,9 +133,6 @@ async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_pa
     small = save_checkpoint("llama", tmp_path / "target", seed=0, **shape)
     if kind == "medusa":
         entry = f"medusa={save_heads(random_heads(small, scale=0.3), tmp_path / 'heads')}"
-    elif kind == "dflash":
-        small_one = config_of_block(16, vocab_size=4, dflash_config={"mask_token_id": 3, "target_layer_ids": [0, 1]})
-        entry = f"dflash={save_dflash(tmp_path / 'heads', random_tensors(16, scale=0.3), small_one)}"
     elif kind == "lookahead":
         entry = kind
     else:
@@ -217,11 +210,10 @@ async def test_the_second_session_of_a_prompt_takes_the_drafts_rows_of_the_first
         assert {each.start for each in proposer._reader.caches._ended.values()} == {0}
 
 
-@pytest.mark.parametrize("kind", ["medusa", "dflash"])
-async def test_heads_without_layers_to_name_are_tried_too(kind: str, target: Path, heads: dict[str, str]) -> None:
+async def test_heads_without_layers_to_name_are_tried_too(target: Path, heads: dict[str, str]) -> None:
     engine = open_engine(str(target), "float32", 4096)
-    with pytest.raises(FailedPrecondition, match=f"drafter {kind} finds \\d+%"):
-        async with verifier(engine, **options_of(target, heads[kind], min_head_accuracy=0.3)):
+    with pytest.raises(FailedPrecondition, match=r"drafter medusa finds \d+%"):
+        async with verifier(engine, **options_of(target, heads["medusa"], min_head_accuracy=0.3)):
             pass
 
 

@@ -445,6 +445,12 @@ PRODUCTION = [
         f"{CONTAINER}.env.VERIFIER_VLLM_ARGS",
         "{value: --tensor-parallel-size 8 --quantization awq}",
     ),
+    Value(
+        "vllmConfig.speculativeConfig",
+        """vllm: {speculator: '{"method": "mtp", "num_speculative_tokens": 1}'}""",
+        f"{CONTAINER}.env.VERIFIER_VLLM_SPECULATOR",
+        """{value: '{"method": "mtp", "num_speculative_tokens": 1}'}""",
+    ),
     Value("engine", "components: {multi-gpu-verifier: true}", f"{CONTAINER}.env.VERIFIER_ENGINE", "{value: vllm}"),
     Value(
         "sharedStorage.existingClaim",

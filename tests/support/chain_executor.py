@@ -14,6 +14,7 @@ class ChainExecutor:
     """Raises ValueError for a step with candidates that are not a chain of at most `longest`."""
 
     hidden_feed = None
+    draft_feed = None
 
     def __init__(self, engine: Engine, longest: int = 3) -> None:
         self.limits = ExecutorLimits(longest, verifies_trees=False)

@@ -41,14 +41,14 @@ def config_of(
     return EagleConfig(made, width, draft_vocabulary=vocabulary or known.vocabulary, **flags)
 
 
-def save_easy_target(folder: Path, **changes: Any) -> Path:
-    """A target whose layers hardly change what enters them: what follows a token is learned from few texts. `changes`
-    go to its configuration."""
-    save_checkpoint("llama", folder, seed=0, **changes)
+def save_easy_target(folder: Path, family: str = "llama", weight: float = 0.05, **changes: Any) -> Path:
+    """A target whose layers hardly change what enters them, by this `weight`: what follows a token is learned from few
+    texts. `changes` go to its configuration."""
+    save_checkpoint(family, folder, seed=0, **changes)
     held = load_file(folder / "model.safetensors")
     for name, tensor in held.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor *= 0.05
+            tensor *= weight
     save_file(held, folder / "model.safetensors", {"format": "pt"})
     return folder
 

@@ -19,7 +19,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 RUNNER, STATES = "v1/worker/gpu/model_runner.py", "v1/worker/gpu/states.py"
 INPUT, BLOCKS, BUFFERS = (f"v1/worker/gpu/{name}.py" for name in ("input_batch", "block_table", "buffer_utils"))
 OUTPUT, EXECUTOR = "v1/core/sched/output.py", "v1/executor/multiproc_executor.py"
-KV = "v1/kv_cache_interface.py"
+KV, SPECULATORS = "v1/kv_cache_interface.py", "v1/worker/gpu/spec_decode"
 
 
 class Relied(NamedTuple):
@@ -146,6 +146,69 @@ RELIED = (
     Relied(BLOCKS, "BlockTables.append_block_ids", "self req_index new_block_ids overwrite",
            has=("self.num_blocks.np[i, req_index] if not overwrite",)),
     Relied(BLOCKS, "BlockTables.apply_staged_writes", "self", has=("self.num_blocks.copy_to_uva()",)),
+    # What vLLM's own speculators beside the target are asked for.
+    Relied(RUNNER, "GPUModelRunner.__init__",
+           has=("self.speculator = init_speculator(", "self.use_aux_hidden_state_outputs = True")),
+    Relied(RUNNER, "GPUModelRunner.load_model", has=("self.speculator.load_model(self.model)",)),
+    Relied(RUNNER, "GPUModelRunner.initialize_kv_cache",
+           has=("self.speculator.set_attn(", "self.speculator.init_cudagraph_manager(")),
+    Relied(RUNNER, "GPUModelRunner.sample_tokens",
+           has=("get_drafter_hidden_states(", "use_workspace_lane(", "self.speculator.propose(", "num_sampled",
+                "num_rejected", "self.req_states.last_sampled_tokens", "self.req_states.next_prefill_tokens",
+                "self.sampler.sampling_states.temperature.gpu", "self.sampler.sampling_states.seeds.gpu",
+                "num_speculative_tokens=", "dp_sync_state=")),
+    Relied(RUNNER, "ExecuteModelState",
+           has=("attn_metadata:", "slot_mappings_by_layer:", "aux_hidden_states:", "dp_sync_state:")),
+    Relied(STATES, "RequestState.__init__", has=("self.next_prefill_tokens",)),
+    Relied(f"{SPECULATORS}/__init__.py", "init_speculator", "vllm_config device req_states",
+           has=('"dflash"', '"dspark"', '"mtp"', "use_eagle()")),
+    Relied(f"{SPECULATORS}/utils.py", "get_drafter_hidden_states", "model hidden_states"),
+    Relied("v1/worker/workspace.py", "use_workspace_lane", "lane"),
+    Relied(f"{SPECULATORS}/speculator.py", "BaseSpeculator.propose",
+           "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
+           "last_sampled next_prefill_tokens temperature seeds dp_sync_state dummy_run skip_attn_for_dummy_run "
+           "mm_inputs is_profile num_speculative_tokens"),
+    Relied(f"{SPECULATORS}/speculator.py", "DraftModelSpeculator.__init__",
+           has=("self.num_speculative_steps = self.speculative_config.num_speculative_tokens",)),
+    Relied(f"{SPECULATORS}/speculator.py", "DraftModelSpeculator.compute_draft_logits",
+           "self hidden_states spec_step_idx"),
+    Relied(f"{SPECULATORS}/speculator.py", "DraftModelSpeculator.sample_draft",
+           "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits "
+           "spec_step_idx"),
+    Relied(f"{SPECULATORS}/speculator.py", "DraftModelSpeculator._copy_request_inputs",
+           has=("self.idx_mapping.fill_(-1)",)),
+    Relied(f"{SPECULATORS}/target_dependent_ar/speculator.py", "TargetDependentARSpeculator.propose",
+           has=("if num_speculative_tokens <= 1:", "return self.draft_tokens[:num_reqs]")),
+    Relied(f"{SPECULATORS}/target_dependent_ar/speculator.py", "TargetDependentARSpeculator._prefill",
+           has=("sample_src_positions = positions + 1", "self.sample_draft(")),
+    Relied(f"{SPECULATORS}/dflash/speculator.py", "DFlashSpeculator._generate_draft",
+           has=("self.sample_draft(", "self.sample_pos[:num_sample] - 1")),
+    Relied(f"{SPECULATORS}/dspark/speculator.py", "DSparkSpeculator._sample_logits",
+           "self logits idx_map sample_pos step", has=("self.model.map_draft_to_target(",)),
+    Relied("config/speculative.py", "SpeculativeConfig",
+           has=("num_speculative_tokens:", "def use_dflash", "def use_dspark")),
+    Relied(f"{SPECULATORS}/target_dependent_ar/speculator.py", "_prepare_prefill_inputs_kernel",
+           "last_token_indices_ptr draft_current_step_ptr draft_input_ids_ptr draft_positions_ptr "
+           "draft_query_start_loc_ptr draft_seq_lens_ptr target_input_ids_ptr target_positions_ptr idx_mapping_ptr "
+           "last_sampled_ptr next_prefill_tokens_ptr num_sampled_ptr num_rejected_ptr query_start_loc_ptr seq_lens_ptr "
+           "max_num_reqs BLOCK_SIZE"),
+    Relied(f"{SPECULATORS}/target_dependent_ar/speculator.py", "_prepare_decode_inputs_kernel",
+           "draft_tokens_ptr draft_tokens_stride target_seq_lens_ptr num_rejected_ptr input_ids_ptr positions_ptr "
+           "sample_src_positions_ptr query_start_loc_ptr seq_lens_ptr max_model_len max_num_reqs BLOCK_SIZE "
+           "ADVANCE_DRAFT_POSITIONS"),
+    Relied(f"{SPECULATORS}/target_dependent_ar/speculator.py", "_update_draft_inputs_kernel",
+           "output_draft_tokens_ptr output_draft_tokens_stride next_input_hidden_states_ptr "
+           "next_input_hidden_states_stride input_ids_ptr positions_ptr sample_src_positions_ptr seq_lens_ptr "
+           "draft_tokens_ptr current_draft_step_ptr hidden_states_ptr hidden_states_stride hidden_size max_model_len "
+           "num_speculative_steps BLOCK_SIZE ADVANCE_DRAFT_POSITIONS"),
+    Relied(f"{SPECULATORS}/dflash/speculator.py", "_prepare_dflash_inputs_kernel",
+           "out_input_ids_ptr out_query_positions_ptr out_query_start_loc_ptr out_seq_lens_ptr "
+           "out_query_slot_mapping_ptr out_context_positions_ptr out_context_slot_mapping_ptr out_sample_indices_ptr "
+           "out_sample_pos_ptr out_sample_idx_mapping_ptr out_temperature_ptr out_seeds_ptr target_positions_ptr "
+           "target_query_start_loc_ptr idx_mapping_ptr last_sampled_ptr next_prefill_tokens_ptr num_sampled_ptr "
+           "num_rejected_ptr temperature_ptr seeds_ptr block_table_ptr block_table_stride parallel_drafting_token_id "
+           "block_size num_query_per_req num_speculative_steps max_num_reqs max_num_tokens max_model_len cp_rank "
+           "SAMPLE_FROM_ANCHOR"),
     # What `cpu_kernels` stand in for.
     Relied(BUFFERS, "_apply_write_kernel",
            "output_ptr output_stride write_indices_ptr write_starts_ptr write_contents_ptr write_cu_lens_ptr "

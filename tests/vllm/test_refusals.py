@@ -21,7 +21,7 @@ from verifier_svc.execution.vllm.engine_options import VERIFIER
     [
         ("--no-such-option", "VERIFIER_VLLM_ARGS cannot be read: unrecognized arguments: --no-such-option"),
         ("--tensor-parallel-size many", "VERIFIER_VLLM_ARGS cannot be read: .*invalid int value"),
-        ("--speculative-config {}", "--speculative-config, which cannot be set: candidates come from"),
+        ("--speculative-config {}", "--speculative-config, which cannot be set: it is VERIFIER_VLLM_SPECULATOR"),
         ("--trust-remote-code", "--trust-remote-code, which cannot be set: code of a checkpoint is never run"),
         ("--trust-remote", "unrecognized arguments: --trust-remote"),
         ("--decode-context-parallel-size=2", "-size, which cannot be set: a block holds the tokens of one rank"),

@@ -34,6 +34,7 @@ class EmbeddedExecutor:
         self.engine, self.kv = engine, engine.kv
         self.limits = ExecutorLimits(engine.model.most_candidates)
         self.hidden_feed = HiddenFeed(engine)
+        self.draft_feed = None
 
     @property
     def model(self) -> ModelInfo:

@@ -16,6 +16,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.speculation.lookahead_window import WindowRows
 from slipstream.speculation.selection import Selection
 from verifier_svc.acceptance.result import AcceptanceResult
+from verifier_svc.draft_feed import DraftFeed
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.hidden_feed import HiddenFeed
 from verifier_svc.session import Session
@@ -94,6 +95,10 @@ class StepExecutor(Protocol):
     @property
     def hidden_feed(self) -> HiddenFeed | None:
         """Gives the target's hidden states to drafting methods; None for an executor that has none to give."""
+
+    @property
+    def draft_feed(self) -> DraftFeed | None:
+        """Draft tokens that come with a step's tokens; None for an executor that drafts nothing."""
 
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         """Runs one step, whose KV blocks are reserved; returns an outcome for each sequence, in order. Called on the

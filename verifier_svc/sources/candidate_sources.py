@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slipstream.errors import InvalidArgument, NotFound, ResourceExhausted, SlipstreamError
-from slipstream.proposers.registry import method_in_verifier
+from slipstream.proposers.registry import IN_VERIFIER, SPECULATOR, method_in_verifier
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
@@ -187,10 +187,9 @@ class CandidateSources:
         if not method_in_verifier(address):
             return self._link(address, wanted)
         if address not in self._local:
-            raise NotFound(
-                f"no drafter {address!r} runs inside this verifier; add it to VERIFIER_LOCAL_DRAFTERS.",
-                reason="NO_DRAFTER",
-            )
+            own = address == IN_VERIFIER + SPECULATOR
+            setting = "set VERIFIER_VLLM_SPECULATOR" if own else "add it to VERIFIER_LOCAL_DRAFTERS"
+            raise NotFound(f"no drafter {address!r} runs inside this verifier; {setting}.", reason="NO_DRAFTER")
         return self._local[address]
 
     def _link(self, address: str, wanted: Collection[CandidateSource]) -> DrafterLink:

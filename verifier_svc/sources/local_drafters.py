@@ -1,5 +1,5 @@
-"""Opens the drafters that run inside the verifier (`VERIFIER_LOCAL_DRAFTERS`), and refuses those that do not fit its
-target: of another vocabulary, or heads that were trained for another model.
+"""Opens the drafters that run inside the verifier (`VERIFIER_LOCAL_DRAFTERS`, and the executor's own) and refuses those
+that do not fit its target: of another vocabulary, or heads that were trained for another model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.executor import StepExecutor
 from verifier_svc.sources.candidate_sources import CandidateSources
 from verifier_svc.sources.local import LocalSource
+from verifier_svc.sources.speculator import SpeculatorSource
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ async def local_drafters(
     Raises FailedPrecondition for a draft model with another vocabulary and for hidden states that the target does not
     return, and what the method's factory raises.
     """
+    if executor.draft_feed is not None:
+        sources.add_local(SpeculatorSource(executor.draft_feed, sources.context))
     async with AsyncExitStack() as stack:
         for name, model in config.local_methods().items():
             method, settings = METHODS[name], config.proposer_settings(model)

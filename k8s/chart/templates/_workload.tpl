@@ -27,12 +27,13 @@
 {{- end }}
 {{- end }}
 {{- $env := list }}
-{{- if and (eq $name "verifier") (or $values.vllm.tensorParallel $values.vllm.args) }}
+{{- if and (eq $name "verifier") (or $values.vllm.tensorParallel $values.vllm.args $values.vllm.speculator) }}
 {{- $there := dict }}
 {{- range $container.env }}{{ if hasKey . "value" }}{{ $_ := set $there .name .value }}{{ end }}{{ end }}
 {{- if ne (get $there "VERIFIER_ENGINE") "vllm" }}{{ fail "vllm: components.multi-gpu-verifier=true serves the target by vLLM" }}{{ end }}
 {{- $gpus := $values.vllm.tensorParallel | default (get $container.resources.limits "nvidia.com/gpu") }}
 {{- $env = append $env (dict "name" "VERIFIER_VLLM_ARGS" "value" (printf "--tensor-parallel-size %d %s" (int $gpus) $values.vllm.args | trim)) }}
+{{- with $values.vllm.speculator }}{{ $env = append $env (dict "name" "VERIFIER_VLLM_SPECULATOR" "value" .) }}{{ end }}
 {{- $_ := set $container.resources.limits "nvidia.com/gpu" (toString (int $gpus)) }}
 {{- end }}
 {{- $drain := ternary $values.drain dict (eq $name "gateway") }}

@@ -31,6 +31,17 @@ def keys(
     return torch.from_numpy(noise.keys(seeds, positions, purpose).view(np.int64))
 
 
+def mixed(seeds: Sequence[int] | npt.NDArray[np.uint64]) -> Tensor:
+    """Seeds as `keys_at` takes them: [R] -> int64 [R] on the CPU."""
+    return torch.from_numpy(noise.mix_all(np.asarray(seeds, np.uint64)).view(np.int64))
+
+
+def keys_at(mixed_seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """`keys` on the device of the positions, which the host need not know: `mixed` seeds and int64 positions."""
+    state = mixed_seeds + (positions * noise.PURPOSES + (purpose + 1)) * _GOLDEN
+    return _mix(state)
+
+
 def bits(keys: Tensor, token_ids: Tensor) -> Tensor:
     """The draws of tokens: int64 keys and int64 token ids that broadcast together -> int64 in [0, 2^32)."""
     state = keys + (token_ids + 1) * _GOLDEN
@@ -47,9 +58,14 @@ def _bits_by_numpy(state: Tensor) -> Tensor:
 
 def _bits_by_torch(state: Tensor) -> Tensor:
     """In place, on any device."""
+    return _mix(state).bitwise_right_shift_(64 - noise.BITS).bitwise_and_((1 << noise.BITS) - 1)
+
+
+def _mix(state: Tensor) -> Tensor:
+    """SplitMix64's finaliser, in place."""
     _fold(state, 30).mul_(_FIRST)
     _fold(state, 27).mul_(_SECOND)
-    return _fold(state, 31).bitwise_right_shift_(64 - noise.BITS).bitwise_and_((1 << noise.BITS) - 1)
+    return _fold(state, 31)
 
 
 def uniform(keys: Tensor, token_ids: Tensor) -> Tensor:

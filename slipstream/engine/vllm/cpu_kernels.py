@@ -1,7 +1,7 @@
 """vLLM's Triton kernels between two passes of Model Runner V2, in torch: its build for CPUs brings no Triton.
 
 Each takes the arguments of the kernel that it stands for, by vLLM's own registry. Requests are looped over: a CPU runs
-few. What only vLLM's own samplers and speculators read is left out.
+few. What only vLLM's own samplers read is left out. Those of its speculators are in `cpu_draft_kernels`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ PAD_SLOT = -1
 
 def register() -> None:
     """For this process."""
+    import vllm.config.vllm
     from vllm.triton_utils import triton
     from vllm.triton_utils.dispatcher import register_kernels
     from vllm.utils.math_utils import next_power_of_2
 
+    from slipstream.engine.vllm.cpu_draft_kernels import DRAFT_KERNELS
+
+    vllm.config.vllm.HAS_TRITON = True  # V2 asks for it again wherever a configuration is copied
     triton.next_power_of_2 = next_power_of_2  # which the stand-in for Triton's module lacks
     register_kernels(
         {
@@ -35,6 +39,7 @@ def register() -> None:
             f"{PACKAGE}.block_table._gather_block_tables_kernel": _gather_block_tables,
             f"{PACKAGE}.block_table._compute_slot_mappings_kernel": _compute_slot_mappings,
         }
+        | {f"{PACKAGE}.spec_decode.{name}": kernel for name, kernel in DRAFT_KERNELS.items()}
     )
 
 
@@ -48,13 +53,17 @@ def _apply_write(*given: Any, **_: Any) -> None:
 
 
 def _prepare_prefill_inputs(*given: Any, **_: Any) -> None:
-    input_ids, _lookahead, _stride, _size, states, starts, tokens, _tokens_stride, prefill_lens, computed = given
+    input_ids, next_tokens, _stride, ahead, states, starts, tokens, _tokens_stride, prefill_lens, computed = given
     bounds = starts.tolist()
     for request, state in enumerate(states.tolist()):
-        known = int(computed[state])
-        if known < int(prefill_lens[state]):
+        known, prefill = int(computed[state]), int(prefill_lens[state])
+        if known < prefill:
             first, end = bounds[request : request + 2]
-            input_ids[first:end] = tokens[state, known : known + end - first]
+            behind = known + end - first
+            input_ids[first:end] = tokens[state, known:behind]
+            known_ahead = tokens[state, behind : min(behind + ahead, prefill)]
+            next_tokens[:ahead, state] = 0
+            next_tokens[: len(known_ahead), state] = known_ahead
 
 
 def _prepare_pos_seq_lens(*given: Any, **_: Any) -> None:

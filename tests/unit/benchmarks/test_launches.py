@@ -58,8 +58,27 @@ def test_sampling_steps_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatc
         assert work.bytes_to_device - (masks if "mask" in name else 0) < 2048
 
 
+def test_a_draft_token_stays_within_its_budget_and_is_not_read() -> None:
+    found = launches.draft_tokens(VirtualGPU())
+    assert len(found) == 1 and not launches.exceeded(found)
+
+
+@pytest.mark.usefixtures("small_vocabulary")
+def test_a_draft_token_that_is_read_back_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = launches.DraftSampler.choose
+
+    def reading(sampler: launches.DraftSampler, *given: Any) -> torch.Tensor:
+        chosen = whole(sampler, *given)
+        assert chosen.tolist()
+        return chosen
+
+    monkeypatch.setattr(launches.DraftSampler, "choose", reading)
+    over = launches.exceeded(launches.draft_tokens(VirtualGPU()))
+    assert any("to_host 1 > 0" in each for each in over) and any("waits" in each for each in over)
+
+
 def test_every_step_has_a_budget() -> None:
-    kinds = len(launches.PASSES) + 2 * len(launches.PROPOSED) * len(launches.LEVELS) + len(launches.SAMPLINGS) + 1
+    kinds = len(launches.PASSES) + 2 * len(launches.PROPOSED) * len(launches.LEVELS) + len(launches.SAMPLINGS) + 2
     assert len(launches.BUDGETS) == kinds
 
 

@@ -22,7 +22,7 @@ from slipstream.engine.vllm.options import check_cache
 from slipstream.errors import FailedPrecondition, InvalidArgument, SlipstreamError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm.engine_options import VERIFIER, engine_config, nodes_of, prepare_vllm, refusal
-from verifier_svc.execution.vllm.messages import Graphs, SampledStep, StepMasks
+from verifier_svc.execution.vllm.messages import Graphs, SampledStep, SpeculatorSettings, StepMasks, WorkerSettings
 from verifier_svc.execution.vllm.node_link import LeaderLink
 
 FIRST_STEP_S = 300.0
@@ -99,6 +99,11 @@ class EngineCore:
     def step_tokens(self) -> int:
         """Most tokens of one step."""
         return int(self._core.vllm_config.scheduler_config.max_num_batched_tokens)
+
+    @property
+    def speculator(self) -> SpeculatorSettings | None:
+        settings: WorkerSettings = self._core.vllm_config.additional_config
+        return settings.speculator
 
     @property
     def lost(self) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from slipstream.engine.model_info import ModelInfo
 from slipstream.engine.vllm import options
-from slipstream.engine.vllm.options import MAX_SEQUENCES, SUPPORTED, VLLMModel, VLLMRole
+from slipstream.engine.vllm.options import FIXED, MAX_SEQUENCES, SUPPORTED, VLLMModel, VLLMRole
 from slipstream.errors import FailedPrecondition
 from verifier_svc.config import KV_TOKENS, VerifierConfig
 from verifier_svc.execution.executor import ExecutorLimits
 from verifier_svc.execution.vllm.messages import WorkerSettings
 from verifier_svc.execution.vllm.node_link import Nodes
+from verifier_svc.execution.vllm.speculator_config import VARIABLE, settings_of, speculator_of
 
-VERIFIER = VLLMRole("verifier", "target")
+VERIFIER = VLLMRole("verifier", "target", FIXED | {"--speculative-config": f"it is {VARIABLE}"})
 OF_ONE_NODE = ("node_rank", "additional_config")
 """vLLM's engine arguments that differ between the nodes of a group."""
 
@@ -29,6 +31,7 @@ def prepare_vllm(config: VerifierConfig) -> None:
 
 def check_settings(config: VerifierConfig) -> list[str]:
     """The words of VERIFIER_VLLM_ARGS. Raises InvalidArgument for settings that vLLM does not have or may not get."""
+    speculator_of(config)
     return options.checked_words(VERIFIER, config.vllm_args, config.quantisation)
 
 
@@ -43,8 +46,9 @@ def engine_args(config: VerifierConfig, model: ModelInfo, failures: Path) -> Any
     parsed.worker_cls = "verifier_svc.execution.vllm.worker.StepWorker"
     parsed.distributed_executor_backend = "mp"
     parsed.additional_config = WorkerSettings(str(failures))
-    # A method that loads nothing: the worker has no speculator. What counts is the longest chain.
-    parsed.speculative_config = {"method": "ngram", "num_speculative_tokens": max(1, config.most_draft_tokens)}
+    # Without a speculator a method that loads nothing. What counts is the longest chain.
+    none = {"method": "ngram", "num_speculative_tokens": max(1, config.most_draft_tokens)}
+    parsed.speculative_config = speculator_of(config) or none
     return parsed
 
 
@@ -64,6 +68,11 @@ def engine_config(config: VerifierConfig, model: ModelInfo, failures: Path) -> t
     kv_tokens, _ = kv_and_step_tokens(config)
     if options.ask_for_kv(vllm_config.cache_config, kv_tokens):
         vllm_config.additional_config.kv_tokens = kv_tokens
+    speculation, given = vllm_config.speculative_config, speculator_of(config)
+    vllm_config.additional_config.speculator = settings_of(speculation, given)
+    # vLLM has one number for what is drafted and what is verified; chains come from other sources, too.
+    speculation.num_speculative_tokens = max(1, config.most_draft_tokens)
+    shared["speculator"] = json.dumps(given, sort_keys=True)
     return vllm_config, shared
 
 

@@ -19,11 +19,12 @@ from slipstream.speculation.sampling_params import SamplingParams, TokenLogprobs
 from slipstream.tokenizer.grammar import Mask
 from verifier_svc.acceptance.result import AcceptanceResult
 from verifier_svc.config import VerifierConfig
+from verifier_svc.draft_feed import DraftFeed, StepDraft
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.estimators.cost_measurement import SESSIONS, MeasuredSteps, measure_steps
 from verifier_svc.execution.executor import ExecutorLimits, ScheduledSequence, StepOutcome
 from verifier_svc.execution.vllm.engine_core import EngineCore
-from verifier_svc.execution.vllm.messages import SampledStep, SessionParameters, StepLogprobs, StepMasks
+from verifier_svc.execution.vllm.messages import Drafts, SampledStep, SessionParameters, StepLogprobs, StepMasks
 from verifier_svc.execution.vllm.requests import RequestStep, WorkerRequests
 from verifier_svc.session import Session
 
@@ -56,8 +57,12 @@ class VLLMExecutor:
             forward_notice=graphs.notice,
         )
         pool = BlockPool(self.core.blocks - NULL_BLOCKS, self.core.block_size)
-        self.requests = WorkerRequests(pool, longest, self.core.max_sequences, self.core.step_tokens, graphs)
+        speculator = self.core.speculator
+        self.requests = WorkerRequests(
+            pool, longest, self.core.max_sequences, self.core.step_tokens, graphs, speculator
+        )
         self.kv = self.requests.kv
+        self.draft_feed = DraftFeed() if speculator is not None else None
         self.limits = ExecutorLimits(
             config.most_draft_tokens,
             verifies_trees=False,
@@ -78,18 +83,24 @@ class VLLMExecutor:
     def execute(self, step: list[ScheduledSequence]) -> list[StepOutcome]:
         requests = [_request(scheduled) for scheduled in step]
         forbidden: Forbidden = {}
-        sampled = self._run(requests, lambda: self._masks(step, requests, forbidden))
+        drafting = self.draft_feed is not None and self.draft_feed.wanted(each.session for each in step)
+        sampled = self._run(requests, lambda: self._masks(step, requests, forbidden), drafting=drafting)
         try:
             likely = _by_request(sampled.logprobs)
-            return [self._finish(*each, sampled, likely, forbidden) for each in zip(step, requests, strict=True)]
+            outcomes = [self._finish(*each, sampled, likely, forbidden) for each in zip(step, requests, strict=True)]
         except BaseException:
             self.requests.step_failed(requests)
             raise
+        if sampled.drafts is not None:
+            self._deliver(step, requests, outcomes, sampled.drafts)
+        return outcomes
 
-    def _run(self, requests: Sequence[RequestStep], masks: Callable[[], StepMasks | None]) -> SampledStep:
+    def _run(
+        self, requests: Sequence[RequestStep], masks: Callable[[], StepMasks | None], *, drafting: bool = True
+    ) -> SampledStep:
         """A step that failed leaves the KV of committed tokens as it was, and may run again."""
         try:
-            sampled = self.core.run(self.requests.schedule(requests), masks)
+            sampled = self.core.run(self.requests.schedule(requests, drafting=drafting), masks)
             self.requests.step_succeeded(requests, sampled)
         except BaseException:
             self.requests.step_failed(requests)
@@ -115,6 +126,20 @@ class VLLMExecutor:
         if not isinstance(outcome, SlipstreamError):
             self.kv.keep(request.segment, [] if outcome is None else list(outcome.path))
         return outcome
+
+    def _deliver(
+        self, step: list[ScheduledSequence], requests: list[RequestStep], outcomes: list[StepOutcome], drafts: Drafts
+    ) -> None:
+        """Gives the sessions that decided tokens what was drafted behind them."""
+        assert self.draft_feed is not None
+        rows = dict(
+            zip(drafts.names, zip(drafts.token_ids.tolist(), drafts.log_probs.tolist(), strict=True), strict=True)
+        )
+        for scheduled, request, outcome in zip(step, requests, outcomes, strict=True):
+            if isinstance(outcome, AcceptanceResult):
+                base = scheduled.base + len(outcome.path) + 1
+                tokens, log_probs = rows[self.requests.name_of(request.segment.sequence)]
+                self.draft_feed.deliver(scheduled.session, StepDraft(base, tokens, log_probs))
 
     def _outcome(
         self,

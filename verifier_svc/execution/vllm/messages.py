@@ -20,6 +20,20 @@ EXTRA = "slipstream"
 """Key of a session's parameters in the `extra_args` of vLLM's sampling parameters."""
 
 
+class SpeculatorSettings(NamedTuple):
+    """Settings of vLLM's own speculator beside the target."""
+
+    depth: int
+    """Most draft tokens of a request after a step."""
+    in_one_pass: bool
+    """Whether it drafts all of them in one pass (DFlash, DSpark), which writes KV behind the step's tokens."""
+
+    @property
+    def rows_ahead(self) -> int:
+        """KV rows behind a step's tokens that it writes at most."""
+        return self.depth + 1
+
+
 @dataclass(slots=True)
 class WorkerSettings:
     """Settings of a worker from its start on, as vLLM's `additional_config`."""
@@ -28,6 +42,7 @@ class WorkerSettings:
     """The file in which it writes why it cannot start."""
     kv_tokens: int = 0
     """Tokens that have room in the KV cache; 0: as many as vLLM's memory has."""
+    speculator: SpeculatorSettings | None = None
 
     def compute_hash(self) -> str:
         """Returns a constant: no setting here decides what is compiled, and vLLM's cache would miss at each start."""
@@ -119,6 +134,16 @@ class Graphs(NamedTuple):
     """Ascending: those to which chains are padded, for all of a step to have one."""
 
 
+class Drafts(NamedTuple):
+    """Draft tokens of vLLM's own speculator behind a step's tokens. D for each request."""
+
+    names: Sequence[str]
+    token_ids: npt.NDArray[np.int32]
+    """[N, D]"""
+    log_probs: npt.NDArray[np.float32]
+    """[N, D] of each, given those before; NaN where its numbers are broken."""
+
+
 class SampledStep(NamedTuple):
     """Decisions of a worker in a step."""
 
@@ -129,3 +154,4 @@ class SampledStep(NamedTuple):
     dishonest: Sequence[str] = ()
     """Requests with a candidate that lay outside its own distribution."""
     logprobs: StepLogprobs | None = None
+    drafts: Drafts | None = None

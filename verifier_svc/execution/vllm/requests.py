@@ -24,7 +24,14 @@ from slipstream.engine.vllm.scheduling import (
 )
 from slipstream.errors import ResourceExhausted
 from slipstream.speculation.draft_distribution import DraftDistribution
-from verifier_svc.execution.vllm.messages import EXTRA, Graphs, SampledStep, SessionParameters, StepProposals
+from verifier_svc.execution.vllm.messages import (
+    EXTRA,
+    Graphs,
+    SampledStep,
+    SessionParameters,
+    SpeculatorSettings,
+    StepProposals,
+)
 
 NO_TOKEN = -1
 """A candidate that no choice equals."""
@@ -67,12 +74,21 @@ class KnownRequest:
 class WorkerRequests:
     """The KV blocks of vLLM's workers, and the requests there. Chains alone: `KVCache.keep` never moves rows."""
 
-    def __init__(self, pool: BlockPool, max_length: int, places: int, step_tokens: int, graphs: Graphs) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_length: int,
+        places: int,
+        step_tokens: int,
+        graphs: Graphs,
+        speculator: SpeculatorSettings | None = None,
+    ) -> None:
         """`places`: requests that a worker can know; `step_tokens`: most tokens of a step."""
         self.kv = KVCache(pool, max_length, self._copy_rows, self.forget)
         self._places = places
         self._step_tokens = step_tokens
         self._lengths = graphs.lengths
+        self._speculator = speculator
         self._known: dict[KVSequence, KnownRequest] = {}
         """Those of the last steps last."""
         self._ended: list[str] = []
@@ -95,11 +111,13 @@ class WorkerRequests:
         """The name of a sequence that is part of the last scheduler output."""
         return self._known[sequence].name
 
-    def schedule(self, step: Sequence[RequestStep]) -> Any:
-        """vLLM's scheduler output of the step. Raises what `Engine.forward` raises for malformed segments."""
+    def schedule(self, step: Sequence[RequestStep], *, drafting: bool = True) -> Any:
+        """vLLM's scheduler output of the step. `drafting`: its speculator shall draft behind the step, if there is one.
+        Raises what `Engine.forward` raises for malformed segments."""
         self.kv.check_step([each.segment for each in step])
         self._make_room(step)
         length = self._padded_length([each.segment for each in step])
+        depth = self._draft_depth([each.segment for each in step], length, drafting=drafting)
         new: list[Any] = []
         rewound: list[Rewound] = []
         cached = no_cached_requests()
@@ -117,6 +135,7 @@ class WorkerRequests:
         output = scheduler_output(new, cached, sizes, self._ended, self._copies, candidates)
         output.proposals = StepProposals.of(proposals) if proposals else None
         output.rewound = rewound
+        output.draft_depth = depth
         self._number += 1
         output.number, output.succeeded = self._number, self._succeeded
         return output
@@ -162,6 +181,25 @@ class WorkerRequests:
         except ResourceExhausted:
             return 0
         return length
+
+    def _draft_depth(self, step: list[Segment], padded: int, *, drafting: bool) -> int:
+        """Draft tokens behind the step, once there is KV for what the speculator writes behind its tokens: without a
+        block of its own it would write over rows of its own layers that are another sequence's."""
+        speculator = self._speculator
+        if speculator is None:
+            return 0
+        if not drafting and not speculator.in_one_pass:
+            return 0  # which still reads the step's tokens
+        rows = [len(each.pending) + max(padded, len(each.nodes)) + speculator.rows_ahead for each in step]
+        fits = max(map(lambda each, more: each.sequence.length + more, step, rows)) <= self.kv.max_length
+        if fits and (not speculator.in_one_pass or len(step) * speculator.rows_ahead <= self._step_tokens):
+            try:
+                for segment, more in zip(step, rows, strict=True):
+                    self.kv.grow(segment.sequence, more)
+                return speculator.depth
+            except ResourceExhausted:
+                pass
+        return 0 if speculator.in_one_pass else min(1, speculator.depth)
 
     def _add_request(self, each: RequestStep, new: list[Any], cached: Any, rewound: list[Rewound]) -> str:
         sequence, size = each.segment.sequence, len(each.tokens)

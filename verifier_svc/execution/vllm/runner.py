@@ -19,6 +19,7 @@ from slipstream.engine.vllm.device_runner import BaseRunner
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.vllm.messages import EXTRA, Graphs, Indices, SampledStep, SessionParameters, StepMasks
 from verifier_svc.execution.vllm.requests import Rewound
+from verifier_svc.execution.vllm.speculator import StepSpeculator
 from verifier_svc.execution.vllm.step_sampler import StepRows, StepSampler
 
 
@@ -42,11 +43,24 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
     """Runs the steps of a `verifier_svc.execution.vllm.executor.VLLMExecutor`, and those with which vLLM warms up."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
-        vllm_runner.init_speculator = lambda *_: None  # there is none for our method, and none is needed
+        self._drafting: StepSpeculator | None = None
+        vllm_runner.init_speculator = self._open_speculator
         super().__init__(vllm_config, device)
         self.step_sampler = StepSampler(self.vocab_size, device)
         self._logits: torch.Tensor | None = None
         """Logits of the step that ran and is not sampled yet."""
+
+    _depth = _full_depth = 0
+    """Draft tokens of each request behind the present step, and most of them."""
+
+    def _open_speculator(self, config: Any, device: torch.device, states: Any) -> Any:
+        """In place of vLLM's own function. Without settings candidates come with the scheduler outputs alone."""
+        settings = config.additional_config.speculator
+        if settings is None:
+            return None
+        self._drafting = StepSpeculator(settings, config, device, states)
+        self._depth = self._full_depth = settings.depth
+        return self._drafting.vllm
 
     def initialize_kv_cache(self, *args: Any, **options: Any) -> None:
         vllm_runner.ModelCudaGraphManager = self._graph_manager
@@ -82,9 +96,14 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         if chains:
             places = [self.req_states.req_id_to_index[name] for name in chains]
             self._write_candidates(places, list(chains.values()))
-        new = scheduler_output.scheduled_new_reqs
+        added = scheduler_output.scheduled_new_reqs
+        new = [(each.req_id, _parameters(each.sampling_params), each.prefill_token_ids) for each in added]
+        if self._drafting is not None:
+            places = [self.req_states.req_id_to_index[name] for name, _, _ in new]
+            self._drafting.sampler.begin(places, [parameters.sampling for _, parameters, _ in new])
+        self._depth = getattr(scheduler_output, "draft_depth", self._full_depth)
         self.step_sampler.begin(
-            [(each.req_id, _parameters(each.sampling_params), each.prefill_token_ids) for each in new],
+            new,
             scheduler_output.finished_req_ids,
             chains,
             getattr(scheduler_output, "proposals", None),
@@ -140,7 +159,8 @@ class StepRunner(BaseRunner):  # type: ignore[misc]
         masks = masks if isinstance(masks, StepMasks) else None  # vLLM warms up with masks of its own
         rows, decided = self.step_sampler.decide(logits, _rows(batch), masks)
         self.postprocess_sampled(batch.idx_mapping, decided.tokens, *decided.counts, batch.query_start_loc)
-        return self.step_sampler.fetch(rows, decided)
+        drafts = None if self._drafting is None else self._drafting.propose(self, state, decided, self._depth)
+        return self.step_sampler.fetch(rows, decided, drafts, self._depth)
 
 
 def graphs_of(config: Any, mode: Any, uneven: str, longest: int) -> Graphs:

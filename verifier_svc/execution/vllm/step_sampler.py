@@ -24,6 +24,7 @@ from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 from verifier_svc.acceptance.batched_rejection import NO_DRAFT, Chains, Drawn, first_rows, leading, reject
 from verifier_svc.execution.vllm.messages import (
+    Drafts,
     Indices,
     SampledStep,
     SessionParameters,
@@ -127,9 +128,14 @@ class StepSampler:
             self._table.adjustments.count(places, decided.tokens[batch.to_device(adjusted)])
         return batch, decided
 
-    def fetch(self, batch: Batch, decided: fused.Decided) -> SampledStep:
-        """Fetches the decisions by one copy, and one more where log-probabilities are wanted. Waits for the device."""
-        host = fused.Decided(decided.packed.cpu(), decided.size)
+    def fetch(self, batch: Batch, decided: fused.Decided, drafts: Tensor | None = None, depth: int = 0) -> SampledStep:
+        """Fetches the decisions, and of `drafts` int32 [2, N, D] the first `depth`, by one copy, and one more where
+        log-probabilities are wanted. Waits for the device."""
+        packed, size = decided.packed, len(decided.packed)
+        if drafts is not None:
+            packed = torch.cat([packed, drafts[:, :, :depth].flatten()])
+        fetched = packed.cpu()
+        host = fused.Decided(fetched[:size], decided.size)
         tokens = host.tokens.numpy()
         emitted = map(list, map(islice, tokens.tolist(), host.counts[0].tolist()))
         names = batch.given.names
@@ -137,7 +143,11 @@ class StepSampler:
         tops = self._table.sessions(names, len(names))["top_logprobs"]
         wanting = (tops != NONE) & batch.given.decided
         likely = self._logprobs(batch, wanting, tops, tokens) if wanting.any() else None
-        return SampledStep(dict(zip(names, emitted, strict=True)), broken, dishonest, likely)
+        found = None
+        if drafts is not None:
+            ids, bits = fetched[size:].view(2, len(names), depth).numpy()
+            found = Drafts(names, ids, bits.view(np.float32))
+        return SampledStep(dict(zip(names, emitted, strict=True)), broken, dishonest, likely, found)
 
     def _decide_fused(self, batch: Batch, rows: npt.NDArray[np.void], masks: StepMasks | None) -> fused.Decided:
         """On a GPU, where no session is under a ratio rule."""

@@ -15,7 +15,7 @@ from tests.support.checkpoints import other_weights, save_checkpoint
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution.vllm import engine_core
 from verifier_svc.execution.vllm.executor import VLLMExecutor
-from verifier_svc.execution.vllm.messages import Graphs
+from verifier_svc.execution.vllm.messages import Graphs, WorkerSettings
 
 FULL = Graphs("full")
 Announced = Callable[..., Any]
@@ -35,6 +35,7 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
         config = SimpleNamespace(
             model_config=SimpleNamespace(dtype=f"torch.{dtype}", quantization=quantization, max_model_len=512),
             scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
+            additional_config=WorkerSettings("failures"),
         )
         core = SimpleNamespace(
             vllm_config=config,
