@@ -167,7 +167,7 @@ class FairThreads:
         self._changed = threading.Condition()
         self._queue: FairQueue[_Job] = FairQueue(max(1, threads - 1))
         self._names = [f"{name}-{number}" for number in range(threads)]
-        """Of threads that are to start."""
+        """Names of threads that are to start."""
         self._stack_bytes = stack_bytes
 
     def _start(self) -> None:
