@@ -88,7 +88,9 @@ async def resumed(system: Cluster, reader: Reader) -> None:
     assert reader.said.token_ids == expected(reader.first, reader.tokens)
 
 
-async def test_clients_that_read_slowly_or_not_at_all_hold_up_nobody_and_cost_little(system: Cluster) -> None:
+async def test_clients_that_read_slowly_or_not_at_all_delay_no_other_client_and_cost_little_memory(
+    system: Cluster,
+) -> None:
     alone = await ms_per_token(system)
     before = system.resident_mib()
     async with reading(system, 8, LONG, options=SMALL_WINDOW) as readers:
@@ -117,7 +119,7 @@ async def test_clients_that_read_slowly_or_not_at_all_hold_up_nobody_and_cost_li
     assert beside < 2.0 * alone
 
 
-async def test_a_full_gateway_says_when_to_come_back_and_takes_the_next_when_there_is_room(system: Cluster) -> None:
+async def test_a_full_gateway_refuses_with_a_retry_delay_and_admits_again_once_sessions_end(system: Cluster) -> None:
     async with channel(system.gateways[0].door) as full, channel(system.gateways[1].door) as other:
         async with reading(system, MAX_SESSIONS, LONG):
             for _ in range(10):
@@ -130,7 +132,7 @@ async def test_a_full_gateway_says_when_to_come_back_and_takes_the_next_when_the
         assert (await complete(full, asking(100, TOKENS))).token_ids == expected(100, TOKENS)
 
 
-async def test_a_session_whose_clients_deadline_has_passed_is_let_go_and_may_be_resumed(system: Cluster) -> None:
+async def test_a_session_whose_clients_deadline_has_passed_is_released_and_may_be_resumed(system: Cluster) -> None:
     async with reading(system, 4, 4 * TOKENS, timeout_s=1.0) as readers:
         for reader in readers:
             with pytest.raises(DeadlineExceeded):
@@ -141,7 +143,7 @@ async def test_a_session_whose_clients_deadline_has_passed_is_let_go_and_may_be_
     await system.at_rest()
 
 
-async def test_a_session_whose_client_is_gone_is_let_go_and_may_be_resumed(system: Cluster) -> None:
+async def test_a_session_whose_client_is_gone_is_released_and_may_be_resumed(system: Cluster) -> None:
     way = system.network.way("client", "gateway a")
     async with reading(system, 4, 4 * TOKENS) as readers:
         await asyncio.gather(*(reader.read(TOKENS) for reader in readers))

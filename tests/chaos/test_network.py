@@ -65,7 +65,7 @@ async def echo() -> AsyncIterator[tuple[Way, Ends]]:
 
 
 @pytest.mark.parametrize("direction", ["there", "back", "both"])
-async def test_a_cut_way_carries_nothing_until_it_is_healed_and_loses_nothing(direction: str) -> None:
+async def test_a_cut_link_carries_nothing_until_it_is_healed_and_loses_nothing(direction: str) -> None:
     async with echo() as (way, (reader, writer)):
         writer.write(b"before")
         assert await reader.readexactly(6) == b"before"
@@ -81,7 +81,7 @@ async def test_a_cut_way_carries_nothing_until_it_is_healed_and_loses_nothing(di
         assert await reader.read() == b"while"
 
 
-async def test_a_cut_way_makes_no_new_connection() -> None:
+async def test_a_cut_link_accepts_no_new_connection_until_it_is_healed() -> None:
     async with echo() as (way, (_, writer)):
         host, port = writer.get_extra_info("peername")
         cutting = asyncio.create_task(way.cut())
@@ -107,7 +107,7 @@ async def test_a_reset_breaks_both_ends_at_once() -> None:
                 await asyncio.sleep(0.001)
 
 
-async def test_a_slow_way_takes_its_time_and_keeps_the_order() -> None:
+async def test_a_slow_link_delays_bytes_and_keeps_their_order() -> None:
     async with echo() as (way, (reader, writer)):
         said = os.urandom(100_000)
         for settings in ({"delay_s": 0.05}, {"bytes_per_s": 1e6}):
@@ -118,7 +118,7 @@ async def test_a_slow_way_takes_its_time_and_keeps_the_order() -> None:
             assert time.monotonic() - began >= 0.1
 
 
-async def test_parties_have_ways_of_their_own() -> None:
+async def test_connections_are_attributed_to_their_process_and_those_of_unknown_processes_are_closed() -> None:
     async with echo() as (way, (reader, writer)):
         writer.write(b"x")
         await reader.readexactly(1)
@@ -132,7 +132,7 @@ async def test_parties_have_ways_of_their_own() -> None:
     await network.close()
 
 
-async def test_a_dialler_is_not_taken_for_another_at_the_same_port() -> None:
+async def test_a_dialling_process_is_not_confused_with_another_one_on_the_same_port() -> None:
     """The kernel gives one port to many connections, as long as they lead to different addresses."""
     parties = {"other": os.getpid()}
     async with echo_door(parties) as (network, door):

@@ -63,7 +63,7 @@ def test_every_client_has_an_environment_with_versions_of_its_own() -> None:
         assert len(list(environments.PROGRAMS.glob(f"{stem}_client.*"))) == 1
 
 
-def test_the_page_says_of_every_client_what_to_set() -> None:
+def test_the_page_names_the_settings_of_every_client() -> None:
     page = (environments.ROOT / "docs" / "http.md").read_text("utf-8")
     rows = re.findall(
         r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", page.partition("## Clients\n")[2].partition("\n## ")[0], re.MULTILINE
@@ -71,7 +71,7 @@ def test_the_page_says_of_every_client_what_to_set() -> None:
     assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)} == set(environments.CLIENTS)
 
 
-def test_clients_that_are_chosen_have_names() -> None:
+def test_client_suites_are_chosen_by_name_and_unknown_names_are_refused() -> None:
     assert chosen_clients("") == set(environments.CLIENTS) > chosen_clients("short") == set(environments.SHORT)
     assert chosen_clients("go openai") == {"go", "openai"}
     with pytest.raises(pytest.UsageError, match="opnai"):

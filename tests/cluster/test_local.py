@@ -26,7 +26,7 @@ def local(kubernetes: Cluster) -> Iterator[Cluster]:
     kubernetes.away(NAMESPACE)
 
 
-def test_it_is_accepted_and_ready_within_a_minute(local: Cluster) -> None:
+def test_the_overlay_is_accepted_and_ready_within_a_minute(local: Cluster) -> None:
     assert "Warning" not in local.kubectl("apply", "--server-side", "-k", "k8s/overlays/local")
     print(f"ready after {local.wait_available(NAMESPACE, READY_S):.0f} s")
 

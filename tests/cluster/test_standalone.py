@@ -54,7 +54,7 @@ def standalone(kubernetes: Cluster) -> Iterator[Cluster]:
     kubernetes.away(NAMESPACE)
 
 
-def test_it_is_accepted_and_ready_within_a_minute(standalone: Cluster) -> None:
+def test_the_overlay_is_accepted_and_ready_within_a_minute(standalone: Cluster) -> None:
     assert "Warning" not in standalone.kubectl("apply", "--server-side", "-k", standalone.folder / "overlay")
     print(f"ready after {standalone.wait_available(NAMESPACE, READY_S):.0f} s")
 

@@ -136,7 +136,7 @@ async def test_each_charge_is_one_round_trip_and_none_where_nothing_is_limited(
         assert len(trips) == expected
 
 
-async def test_while_the_store_is_away_each_gateway_counts_for_itself_and_says_so_once(
+async def test_while_the_store_is_away_each_gateway_counts_alone_and_logs_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="gateway.auth.tenant")

@@ -38,7 +38,7 @@ async def test_every_key_in_redis_has_a_time_to_live(redis_url: str) -> None:
             assert 0 < await client.pttl(key) <= 60_000
 
 
-async def test_half_a_record_is_no_record(redis_url: str) -> None:
+async def test_a_record_with_one_of_its_two_keys_evicted_is_not_found(redis_url: str) -> None:
     """A server that evicts keys may take one of the two."""
     async with connected(redis_url) as client:
         store, made = redis_world(client).store(), record()
@@ -73,7 +73,7 @@ async def test_the_keys_of_a_session_share_a_slot_of_a_cluster(redis_url: str) -
             assert {key_slot(name) for name in names} == {key_slot(made.id.encode())}
 
 
-async def test_after_a_failover_nobody_waits_for_a_lease_of_a_clock_that_was_ahead(redis_url: str) -> None:
+async def test_after_a_failover_no_takeover_waits_for_a_lease_by_a_clock_that_was_ahead(redis_url: str) -> None:
     """A server's clock cannot be set: the lease is given the times of a primary an hour ahead."""
     async with connected(redis_url) as client:
         world, made = redis_world(client), record()

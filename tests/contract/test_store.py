@@ -22,7 +22,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         yield redis_world(client)
 
 
-async def test_what_is_created_is_read_back(world: World) -> None:
+async def test_a_created_record_is_read_back_unchanged(world: World) -> None:
     store, made = world.store(), world.record()
     await store.create(made)
     assert await store.read(made.id) == replace(made, owner="a")
@@ -56,7 +56,7 @@ async def test_every_operation_on_an_unknown_session_is_not_found(world: World) 
             await operation
 
 
-async def test_what_is_deleted_is_gone_whoever_owned_it_and_stays_gone(world: World) -> None:
+async def test_a_deleted_record_is_gone_whatever_its_owner_and_its_id_is_free_again(world: World) -> None:
     store, made = world.store(), world.record()
     await store.create(made)
     for _ in range(2):
@@ -302,7 +302,7 @@ async def test_a_write_ahead_of_the_stored_epoch_proves_a_loss(world: World) -> 
     assert (await store.read(made.id)).epoch == 2
 
 
-async def test_what_was_lost_is_restored_by_its_owner(world: World) -> None:
+async def test_a_lost_record_is_restored_whole_by_its_owner_and_a_late_repeat_changes_nothing(world: World) -> None:
     store, made = world.store("b"), world.record()
     whole = replace(made, epoch=3, tokens=(*PROMPT, 7, 8), params=b"another seed")
     for _ in range(2):
@@ -359,7 +359,7 @@ def test_packing_is_little_endian_and_lossless() -> None:
     assert unpack_tokens(pack_tokens(PROMPT)) == PROMPT
 
 
-async def test_a_late_repeat_of_a_takeover_fences_nobody(world: World) -> None:
+async def test_a_late_repeat_of_a_takeover_fences_no_owner(world: World) -> None:
     first, second, made = world.store("a", lease_s=60.0), world.store("b"), world.record()
     nonce, other = "1" * 32, "2" * 32
     await first.create(made)

@@ -55,7 +55,7 @@ def test_an_application_needs_two_files_and_gets_no_other_service() -> None:
     assert [name for file in needed.values() for name in file.services_by_name] == ["GatewayService"]
 
 
-def test_what_moved_between_files_has_its_name_and_is_found_where_it_was() -> None:
+def test_messages_moved_between_proto_files_keep_their_full_name_and_their_old_import() -> None:
     for file, names in (
         (verifier_pb2, ("DrafterShare", "DraftSpan", "FinishReason", "FINISH_REASON_STOP")),
         (worker_pb2, ("Role", "ROLE_VERIFIER", "WatchResponse")),
@@ -66,7 +66,7 @@ def test_what_moved_between_files_has_its_name_and_is_found_where_it_was() -> No
     assert types_pb2.FinishReason.DESCRIPTOR.full_name == "slipstream.v1.FinishReason"
 
 
-def test_every_file_says_where_other_languages_put_it() -> None:
+def test_every_proto_file_sets_the_package_options_of_other_languages() -> None:
     for proto in (ROOT / "protos/slipstream/v1").glob("*.proto"):
         text = proto.read_text()
         for option in ("go_package", "java_package", "csharp_namespace", "objc_class_prefix"):

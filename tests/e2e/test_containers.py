@@ -107,7 +107,7 @@ def system(start: Start) -> dict[str, Container]:
     return {name: container.started() for name, container in found.items()}
 
 
-async def test_containers_say_what_processes_say_and_a_killed_drafter_changes_nothing(
+async def test_containers_generate_what_processes_generate_and_a_killed_drafter_changes_no_token(
     start: Start, server: str
 ) -> None:
     asked = request("def read(self, path):\n", 96, speculate=True, temperature=0.7, seed=11)
@@ -134,7 +134,7 @@ async def test_containers_end_by_sigterm(start: Start) -> None:
 
 
 @pytest.mark.parametrize("role", ["gateway", "drafter", "verifier"])
-def test_nobody_is_root_and_nothing_can_be_written(role: str) -> None:
+def test_no_container_runs_as_root_or_can_write_to_its_file_system(role: str) -> None:
     look = (
         "import os; print(os.getuid()); print([p for p in ('/', '/opt/slipstream', '/etc') if os.access(p, os.W_OK)])"
     )

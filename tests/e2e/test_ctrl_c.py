@@ -11,7 +11,7 @@ from subprocess import PIPE
 MOST_TRIES = 20
 
 
-def test_ctrl_c_says_how_to_go_on_with_the_text(server: str) -> None:
+def test_ctrl_c_prints_the_command_that_resumes_the_text(server: str) -> None:
     asked = ["def read(self, path):", "--max-tokens", "300", "--ignore-eos", "--seed", "4", "--server", server]
     whole = subprocess.run(slipstream("generate", *asked, "--json"), capture_output=True, text=True, check=True)
     for _ in range(MOST_TRIES):  # the text may be whole before the signal comes

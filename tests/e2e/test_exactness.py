@@ -54,7 +54,7 @@ async def test_seeds_decide_the_text(server: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [pytest.param("coupled", marks=pytest.mark.slow), "rejection"])
-async def test_sampled_tokens_are_distributed_as_the_target_says(server: str, rule: str) -> None:
+async def test_sampled_tokens_follow_the_target_distribution(server: str, rule: str) -> None:
     """The short suite shows of `coupled` that its texts are those of plain decoding."""
     await assert_distributed(server, rule, MOST_TRIES)
 

@@ -22,7 +22,7 @@ async def compared(server: str, *options: str) -> Result:
 
 
 @pytest.mark.slow
-async def test_what_the_arms_brought_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_metrics_of_each_experiment_arm_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEWAY_EXPERIMENT", ARMS)
     asked = [request(prompt, 12, speculate=True) for prompt in held_out(30, seed=6)]
     with serving("--dtype", "float32", "--drafter=model", "--drafter=suffix") as server:

@@ -54,7 +54,7 @@ async def test_several_drafters_feed_one_tree_and_change_no_token(fleet: str, dr
     await accepting(fleet, requests(prompts, drafters), tokens(await plain(fleet, prompts)))
 
 
-async def test_what_was_written_once_is_guessed_the_next_time(fleet: str) -> None:
+async def test_a_repeated_request_has_more_accepted_tokens_than_the_first(fleet: str) -> None:
     prompts = held_out(3, seed=6)
     first = await run_load(fleet, requests(prompts, ["suffix"]), 1)
     assert tokens(first) == tokens(await plain(fleet, prompts))
@@ -88,7 +88,9 @@ async def test_right_wrong_and_half_right_predictions_change_no_token(
     await decoded(half, 0.2 * most)
 
 
-async def test_the_command_takes_a_prediction_and_tells_what_became_of_it(fleet: str, tmp_path: Path) -> None:
+async def test_the_command_sends_a_prediction_and_reports_how_many_of_its_tokens_were_accepted(
+    fleet: str, tmp_path: Path
+) -> None:
     async def report(*options: str) -> dict[str, Any]:
         asked = ["generate", held_out(1, seed=2)[0], "--server", fleet, "--max-tokens", str(TOKENS)]
         asked += ["--temperature", "0", "--ignore-eos", "--json", *options]

@@ -55,7 +55,9 @@ async def _check_that_shared_prefixes_are_counted(client: openai.AsyncOpenAI, ad
             assert total > tokens and (usage.input_tokens < 64) is cached
 
 
-async def test_what_comes_with_a_text_ends_where_a_stop_string_ends_it(servers: tuple[str, str]) -> None:
+async def test_token_ids_log_probabilities_and_usage_end_where_a_stop_string_ends_the_text(
+    servers: tuple[str, str],
+) -> None:
     """Token ids, log-probabilities and usage are the same with candidates and without, whole and streamed."""
     prompt = held_out(1, seed=6)[0]
     async with openai.AsyncOpenAI(base_url=f"http://{servers[1]}/v1", api_key="none") as client:

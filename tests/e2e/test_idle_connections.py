@@ -34,7 +34,7 @@ async def probe(line: Line) -> bytes:
 
 
 @pytest.mark.timeout(120)
-async def test_idle_connections_without_a_key_keep_nobody_else_out() -> None:
+async def test_idle_connections_without_a_key_keep_no_client_out() -> None:
     """As a liveness probe asks, and a client: from the address of the flood and from another one."""
     port = free_port()
     settings = {"LISTEN": f"{HOST}:0", "HTTP": f"{HOST}:{port}", "TOKENIZER": str(ROOT / "models" / "target")}

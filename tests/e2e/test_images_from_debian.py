@@ -110,7 +110,7 @@ async def test_containers_of_a_gateway_and_a_drafter_serve_a_request(images: dic
 
 
 @pytest.mark.parametrize("role", IMAGES)
-def test_nobody_is_root_and_nothing_can_be_written_nor_compiled(images: dict[str, str], role: str) -> None:
+def test_containers_run_without_root_and_cannot_write_or_compile(images: dict[str, str], role: str) -> None:
     look = (
         "import importlib.util as u, os, shutil; print(os.getuid(), u.find_spec('torch'),"
         " [p for p in ('/', '/opt/slipstream', '/etc') if os.access(p, os.W_OK)],"

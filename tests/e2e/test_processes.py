@@ -140,7 +140,7 @@ def test_a_killed_serve_leaves_no_process_behind() -> None:
     assert not left
 
 
-def test_a_port_that_is_taken_is_told_of_before_anything_serves() -> None:
+def test_a_listen_port_in_use_is_reported_before_any_role_serves() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -57,6 +57,6 @@ async def test_a_session_is_resumed_and_rolled_back(servers: tuple[str, str], tm
             assert printed.strip() and whole["text"].endswith(printed.strip())
 
 
-def test_there_are_commands() -> None:
+def test_the_readme_has_commands_to_run() -> None:
     assert len(COMMANDS) >= 5
     assert re.search(r'OpenAI\(base_url="http://127.0.0.1:8000/v1", api_key=', README), "without a key it raises"

@@ -308,7 +308,7 @@ async def trouble(system: System) -> list[str]:
     return reported
 
 
-async def test_no_key_and_no_text_is_in_any_log_or_in_what_others_are_told(system: System) -> None:
+async def test_no_key_and_no_text_is_in_any_log_or_in_any_response_to_another_client(system: System) -> None:
     output = await generate(system.door(ALICE), prediction=gateway_pb2.Prediction(text=PREDICTION))
     reported = await through_http(system)
     scraped = {f"metrics of {each.output.name}": (await scrape(each.metrics)).text for each in system.processes}

@@ -34,7 +34,7 @@ async def until(look: Callable[[], Any], expected: dict[str, Any]) -> None:
     raise AssertionError(f"{seen} after {WITHIN_S} s, not {expected}")
 
 
-async def test_only_what_answers_is_counted_and_silence_has_its_cause(tmp_path: Path) -> None:
+async def test_only_workers_that_answer_are_counted_and_a_silent_one_is_shown_with_its_cause(tmp_path: Path) -> None:
     with redis_process(tmp_path) as store:
         async with starting() as (_, start):
             target, draft = "emulated:vocabulary=4096&base_ms=10", "emulated:vocabulary=4096&base_ms=0.1"

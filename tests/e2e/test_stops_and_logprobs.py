@@ -111,7 +111,7 @@ async def _events(
     return events
 
 
-async def test_what_comes_with_a_text_is_transformers_up_to_any_stop_string(
+async def test_ids_log_probabilities_and_offsets_equal_those_of_transformers_up_to_any_stop_string(
     servers: tuple[str, str], reference: Reference
 ) -> None:
     chance = random.Random(5)

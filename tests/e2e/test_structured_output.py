@@ -84,7 +84,9 @@ def test_the_command_line_asks_for_structures_and_log_probabilities(server: str,
         (["--logprobs", "21", "--json"], 1, "at most 20"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(server: str, options: list[str], code: int, message: str) -> None:
+def test_the_command_line_reports_each_error_with_its_exit_code(
+    server: str, options: list[str], code: int, message: str
+) -> None:
     done = asked(server, *options)
     assert done.exit_code == code
     assert message in done.stderr

@@ -63,7 +63,7 @@ def traced(server: str, folder: Path) -> tuple[str, list[ReadSpan]]:
     raise AssertionError(f"no trace is whole: the last one is {trace}")
 
 
-def test_a_request_is_traced_if_its_client_wants_it(server: str, traces: Path) -> None:
+def test_a_request_is_traced_if_its_client_asks_for_it(server: str, traces: Path) -> None:
     assert generate(server) == (None, "")
     trace_id, trace = traced(server, traces)
     assert {span.service for span in trace} == set(spans.SERVICES)

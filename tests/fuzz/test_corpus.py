@@ -15,7 +15,7 @@ CHANGES = 500, pytest.param(4000, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_get_typed_answers_and_keep_their_promises(name: str, changes: int) -> None:
+def test_corpus_and_mutated_inputs_get_typed_answers_and_keep_every_invariant(name: str, changes: int) -> None:
     inputs, draw = list(corpus(name)), random.Random(name)
     assert sum(TARGETS[name](data) for data in inputs) >= 4, "the corpus gets nowhere"
     for _ in range(changes):

@@ -29,7 +29,7 @@ def waiting_is_an_error() -> Iterator[None]:
 
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "library"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_steps_say_what_they_say_on_a_cpu(family: str, lean: bool, tmp_path: Path) -> None:
+def test_logits_of_steps_on_a_gpu_equal_those_on_a_cpu(family: str, lean: bool, tmp_path: Path) -> None:
     folder = str(save_checkpoint(family, tmp_path))
     expected = steps(TorchEngine(load_checkpoint(folder, lean=False), 1024, block_size=8))
     engine = TorchEngine(load_checkpoint(folder, device=GPU, lean=lean), 1024, block_size=8)
@@ -41,7 +41,7 @@ def test_steps_say_what_they_say_on_a_cpu(family: str, lean: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_types_are_near(dtype: str, tmp_path: Path) -> None:
+def test_half_precision_logits_on_a_gpu_are_close_to_those_on_a_cpu(dtype: str, tmp_path: Path) -> None:
     folder = str(save_checkpoint("llama", tmp_path))
     expected = steps(TorchEngine(load_checkpoint(folder, lean=False), 1024, block_size=8))
     found = steps(TorchEngine(load_checkpoint(folder, dtype, GPU), 1024, block_size=8))
@@ -58,13 +58,13 @@ def test_a_pass_does_not_wait_for_the_gpu(family: str, tmp_path: Path) -> None:
         steps(engine)
 
 
-def test_judging_decides_the_same() -> None:
+def test_acceptance_on_a_gpu_equals_acceptance_on_a_cpu() -> None:
     logits = random_logits()
     with torch.inference_mode():
         assert judged(logits.to(GPU)) == judged(logits)
 
 
-def test_guessing_guesses_the_same() -> None:
+def test_draft_candidates_on_a_gpu_equal_those_on_a_cpu() -> None:
     logits = random_logits()[:4]
     with torch.inference_mode():
         assert guesses(logits.to(GPU)) == guesses(logits)

@@ -39,7 +39,7 @@ async def test_speculation_changes_no_token(options: tuple[str, ...]) -> None:
             await accepting(server, requests, plain)
 
 
-async def test_drawn_tokens_are_distributed_as_the_target_says() -> None:
+async def test_drawn_tokens_follow_the_target_distribution() -> None:
     with serving("--dtype", "float32", **SPECULATING) as server:
         await assert_distributed(server, "rejection", 10)
 

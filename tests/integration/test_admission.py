@@ -130,7 +130,7 @@ OPENAI_CODES = {"prompt_too_long": "context_length_exceeded"}
         ("", {"priority": -5}, "priority"),
     ],
 )
-async def test_what_can_be_refused_for_nothing_is_refused_before_a_text_is_read(
+async def test_cheap_checks_refuse_a_request_before_its_text_is_read(
     limits: str, changes: Any, code: str, setting: Setting, stack: AsyncExitStack, tmp_path: Path, jobs: Jobs
 ) -> None:
     served = await serving(setting, stack, tmp_path, limits)

@@ -137,7 +137,7 @@ async def test_without_a_known_key_every_method_but_health_is_closed(place: Plac
     assert len(said) == 1 and not place.verifier.commands
 
 
-async def test_nobody_reaches_or_notices_anothers_sessions(place: Place) -> None:
+async def test_no_key_can_reach_or_detect_the_sessions_of_another_key(place: Place) -> None:
     place.verifier.limit = 5
     await place.start()
     alice, bob = await place.stub(ALICE), await place.stub(BOB)
@@ -172,7 +172,7 @@ async def test_no_two_keys_share_a_prefix_whatever_salt_they_ask_for(place: Plac
     assert len(alice) == len(bob) == 1 and alice != bob and all({*alice, *bob})
 
 
-async def test_limits_of_one_key_are_told_with_their_time_and_leave_the_other_alone(place: Place) -> None:
+async def test_rate_limits_of_one_key_carry_a_retry_delay_and_leave_other_keys_alone(place: Place) -> None:
     place.write(alice=", tokens_per_minute = 60, requests_per_minute = 4", bob="")
     await place.start()
     await place.generate(ALICE, max_tokens=40)  # 8 of the prompt, and 40
@@ -208,7 +208,7 @@ async def test_a_rollback_is_charged_for_what_it_stores_and_has_computed_again(p
     await alice.Rollback(gateway_pb2.RollbackRequest(**asked, branch=True))
 
 
-async def test_who_resumes_and_leaves_again_and_again_pays_for_what_is_computed_again(
+async def test_a_key_pays_for_tokens_that_repeated_resumes_compute_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = await few_free_epochs(place, monkeypatch, tokens_per_minute=108)
@@ -223,7 +223,7 @@ async def test_who_resumes_and_leaves_again_and_again_pays_for_what_is_computed_
     await left(place, alice.Resume(resumed))
 
 
-async def test_moves_to_other_verifiers_are_at_no_clients_expense(
+async def test_moves_to_other_verifiers_are_not_charged_to_the_client(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = await few_free_epochs(place, monkeypatch, tokens_per_minute=40)
@@ -280,7 +280,7 @@ async def test_a_rollback_that_is_refused_costs_no_tokens(place: Place) -> None:
     await alice.Rollback(gateway_pb2.RollbackRequest(session_id=session, output_tokens=14))  # 22 of 22
 
 
-async def test_edits_meet_the_limits_of_prompts(place: Place) -> None:
+async def test_edits_count_towards_the_prompt_limit_of_a_key(place: Place) -> None:
     place.write(alice=", prompt_tokens = 12, max_tokens = 20", bob="")
     await place.start()
     session = (await place.generate(ALICE, max_tokens=20)).session_id  # 8 tokens of prompt
@@ -319,7 +319,7 @@ async def test_several_gateways_on_one_store_allow_what_one_would(place: Place, 
     assert error.reason == "KEY_REQUESTS"
 
 
-async def test_what_a_key_may_never_ask_for_is_invalid(place: Place) -> None:
+async def test_requests_that_a_key_may_never_send_are_refused(place: Place) -> None:
     place.write(alice=", prompt_tokens = 10, max_tokens = 5, least_priority = 3", bob=", least_priority = -2")
     await place.start()
     with pytest.raises(InvalidArgument, match="may send 10"):
@@ -456,7 +456,7 @@ async def test_a_key_travels_in_plaintext_where_that_is_asked_for(
         GatewayEndpoint(place.address, ALICE)
 
 
-async def test_whoever_tries_wrong_keys_too_often_is_told_to_wait_and_good_keys_still_open(place: Place) -> None:
+async def test_too_many_wrong_keys_delay_further_attempts_and_valid_keys_still_work(place: Place) -> None:
     await place.start(failed_keys_per_minute=3)
     stranger = await place.stub(new_key())
     asked = gateway_pb2.ListModelsRequest()

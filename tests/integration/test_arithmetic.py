@@ -170,7 +170,7 @@ async def test_a_request_that_refuses_comes_before_the_operators_choice(setting:
     assert caught.value.reason == ARITHMETIC_GONE
 
 
-async def test_a_twin_takes_over_at_once_whatever_others_there_are(setting: Setting) -> None:
+async def test_another_verifier_of_the_same_arithmetic_takes_a_session_over_at_once(setting: Setting) -> None:
     front = await setting.front(
         *(verifier(setting, weights) for weights in ("one", "two", "one", "two")), rehoming_wait_s=5.0
     )
@@ -260,7 +260,7 @@ async def test_a_record_of_an_older_gateway_goes_on_anywhere_as_before(setting: 
     assert spans(answer.finished) == [] and not (await front.record(session)).arithmetics
 
 
-async def test_a_verifier_that_took_anothers_address_is_not_taken_for_it(setting: Setting) -> None:
+async def test_a_verifier_at_the_address_of_another_one_does_not_get_its_sessions(setting: Setting) -> None:
     """A session is opened with the name of the verifier that was chosen; whoever is there by then refuses another."""
     front = await setting.front(verifier(setting, "one"), rehoming_wait_s=4.0)
     answer = Answer()
@@ -274,7 +274,7 @@ async def test_a_verifier_that_took_anothers_address_is_not_taken_for_it(setting
     assert [each.arithmetic for each in front.verifiers[0].opens()] == ["one"]
 
 
-async def test_a_refusal_for_another_arithmetic_makes_the_gateway_ask_what_is_there(setting: Setting) -> None:
+async def test_a_refusal_for_another_arithmetic_makes_the_gateway_ask_the_verifier_again(setting: Setting) -> None:
     changed = verifier(setting, "one", refuse=Unavailable("another is here", reason=OTHER_ARITHMETIC), started_ms=9)
     front = await setting.front(changed, verifier(setting, "two", limit=None))
     changed.model.arithmetic = changed.model.revision = "three"  # behind the gateway's back

@@ -112,7 +112,9 @@ async def test_a_key_is_not_in_the_report(served: Web, prompts: Path, tmp_path: 
     assert "slipstream-secret" not in found + page.read_text()
 
 
-async def test_what_cannot_be_measured_ends_with_one_sentence(served: Web, prompts: Path, tmp_path: Path) -> None:
+async def test_a_benchmark_that_cannot_run_ends_with_one_sentence_and_a_reason(
+    served: Web, prompts: Path, tmp_path: Path
+) -> None:
     assert "BAD_RATE" in await run(served, prompts, "--rate", "0", code=1)
     assert "BAD_FILE" in await run(served, prompts, "--html", str(tmp_path / "no" / "page"), code=1)
     for content in ("", "no json", '{"prompt": 3}', '{"prompt": "a", "tokens": 1}', '{"prompt": "a", "max_tokens": 0}'):

@@ -55,7 +55,7 @@ def test_texts_are_those_of_the_embedded_executor_and_every_step_verifies_short_
     assert with_chains.tokens_per_s > plain.tokens_per_s
 
 
-def test_siblings_earn_though_they_are_not_verified() -> None:
+def test_siblings_raise_the_token_rate_though_they_are_not_verified() -> None:
     """What the target chooses instead of a candidate is often a sibling of it, and then the chain below is there."""
     wide, narrow = (
         run(decode(replace(chained(3)[0], width=width), 1, TOKENS, MAX_DRAFT_TOKENS)).tokens_per_s for width in (4, 1)

@@ -116,9 +116,7 @@ async def test_a_read_that_is_given_up_loses_nothing(front: Front, client: Async
     assert [token for piece in heard for token in piece.token_ids] == script[:40]
 
 
-async def test_whoever_reads_a_stream_that_another_task_closes_is_told_the_end(
-    front: Front, client: AsyncClient
-) -> None:
+async def test_a_reader_of_a_stream_closed_by_another_task_receives_the_end(front: Front, client: AsyncClient) -> None:
     stream = client.stream("Tell me.", max_tokens=40)
     await first_nine(stream)
     reader = asyncio.create_task(stream.read())
@@ -175,7 +173,7 @@ async def first_nine_or_all(stream: AsyncStream, tokens: int) -> list[int]:
     return found
 
 
-async def test_what_a_gateway_serves_and_reads_can_be_asked_for(front: Front, client: AsyncClient) -> None:
+async def test_the_client_lists_models_and_tokenizes_text(front: Front, client: AsyncClient) -> None:
     [served] = await client.models()
     assert (served.model.name, served.verifiers) == ("toy", 1)
     assert await client.tokenize("Tell me.") == front.tokenizer.encode("Tell me.").ids
@@ -196,7 +194,7 @@ async def test_a_request_begins_on_the_first_gateway_that_answers(front: Front) 
             await client.generate("Tell me.")
 
 
-async def test_a_session_that_the_store_lost_is_heard_once(setting: Setting) -> None:
+async def test_a_session_lost_by_the_store_is_streamed_without_repeating_a_token(setting: Setting) -> None:
     front = await setting.front(setting.verifier(limit=9), store=store(MemoryBackend(), "a"))
     beside = await setting.beside(front, store(MemoryBackend(), "b"))  # that knows nothing of it
     async with AsyncClient([front.gateway.address, beside.gateway.address]) as client:
@@ -210,7 +208,7 @@ async def test_a_session_that_the_store_lost_is_heard_once(setting: Setting) -> 
     assert "".join(piece.text for piece in heard) == stream.completion.text == front.tokenizer.decode(script[:40])
 
 
-async def test_the_waiting_client_does_the_same(front: Front) -> None:
+async def test_the_synchronous_client_behaves_like_the_asynchronous_one(front: Front) -> None:
     script = go_on(front)
 
     def use() -> None:
@@ -241,7 +239,7 @@ async def test_the_waiting_client_does_the_same(front: Front) -> None:
     await asyncio.to_thread(use)
 
 
-async def test_a_stream_that_nobody_reads_to_the_end_is_left_when_its_client_closes(front: Front) -> None:
+async def test_closing_a_client_releases_the_session_of_a_stream_that_was_not_read_to_its_end(front: Front) -> None:
     def use() -> str:
         with Client(front.gateway.address) as client:
             stream = client.stream("Tell me.", max_tokens=40)

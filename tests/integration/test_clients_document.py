@@ -48,5 +48,5 @@ async def test_an_example_runs_and_prints(setting: Setting, tmp_path: Path, code
     assert front.tokenizer.decode(script[:10]) in printed.getvalue() or "NO_MODEL" in printed.getvalue()
 
 
-def test_there_are_examples() -> None:
+def test_the_documents_have_examples_to_run() -> None:
     assert len(examples("docs/clients.md")) >= 5 and len(examples("README.md")) == 1

@@ -62,7 +62,7 @@ def failing(front: Front, *words: str) -> str:
     return result.output
 
 
-async def test_a_conversation_keeps_what_was_said(front: Front) -> None:
+async def test_a_conversation_keeps_its_earlier_messages(front: Front) -> None:
     turns = ["--message", "Hi", "--message", "And?", "--system", "Be brief.", "--max-tokens", "5"]
     answer = front.tokenizer.decode(front.verifiers[0].script[:5])
     assert await run(front, "chat", *turns) == f"{answer}\n{answer}\n"
@@ -141,7 +141,7 @@ async def test_the_fleet_is_drawn_and_a_gateway_that_goes_away_is_waited_for(
     assert json.loads(told[0])["error"]["reason"] == "NO_GATEWAY"
 
 
-async def test_the_fleet_is_told_to_operators_alone(setting: Setting, tmp_path: Path) -> None:
+async def test_only_operators_may_read_the_fleet(setting: Setting, tmp_path: Path) -> None:
     keys = {name: new_key() for name in ("tenant", "operator")}
     lines = [
         f'{name} = {{ sha256 = "{digest(key).hex()}", operator = {str(name == "operator").lower()} }}\n'
@@ -166,7 +166,7 @@ async def test_drafters_are_in_the_fleet_with_what_keeps_them_from_work(setting:
     assert {worker.name: bool(worker.problem) for worker in found.workers} == {"": False, "fits": False, "other": True}
 
 
-async def test_an_interrupted_text_says_how_to_go_on(front: Front) -> None:
+async def test_an_interrupted_command_prints_how_to_resume_its_text(front: Front) -> None:
     front.verifiers[0].limit = 9
     command = ["generate", "Tell me.", "--server", front.gateway.address]
     process = await asyncio.create_subprocess_exec(

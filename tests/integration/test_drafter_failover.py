@@ -178,7 +178,9 @@ FAULTS: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", FAULTS.values(), ids=FAULTS.keys())
-async def test_a_drafter_that_fails_a_session_is_replaced_by_its_twin(place: Place, answer: Answer) -> None:
+async def test_a_drafter_that_fails_a_session_is_replaced_by_another_one_of_its_method(
+    place: Place, answer: Answer
+) -> None:
     server = await place.verifier()
     enemy, friend = await place.enemy(answer), await place.friend()
     await place.open(server, enemy=enemy.address, friend=friend)
@@ -190,7 +192,7 @@ async def test_a_drafter_that_fails_a_session_is_replaced_by_its_twin(place: Pla
     await session.end()
 
 
-async def test_a_liar_gets_no_session_until_one_may_try_it_again(place: Place) -> None:
+async def test_after_invalid_frames_a_drafter_gets_one_session_at_a_time_until_its_breaker_closes(place: Place) -> None:
     liar = Liar()
     server, enemy = await place.verifier(SLOWER), await place.enemy(liar)
     await place.open(server, enemy=enemy.address)
@@ -298,7 +300,7 @@ async def test_a_drafter_that_hangs_in_its_model_is_left_and_taken_back_when_it_
     await session.end()
 
 
-async def test_a_drafter_that_works_but_has_nothing_to_say_stays(place: Place) -> None:
+async def test_a_live_drafter_without_candidates_stays_attached(place: Place) -> None:
     server, quiet = await place.verifier(), await place.enemy(lambda *_: [])
     quiet.steps_on = True
     await place.open(server, quiet=quiet.address)

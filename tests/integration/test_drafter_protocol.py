@@ -148,7 +148,7 @@ async def test_policy_zero_pauses_and_a_higher_one_resumes(speaker: Speaker) -> 
     assert len(speaker.tokens(1)) == 3
 
 
-async def test_of_paths_below_the_least_probability_only_the_next_token_s_best_guess_is_told(speaker: Speaker) -> None:
+async def test_below_the_least_probability_only_the_best_candidate_for_the_next_token_is_sent(speaker: Speaker) -> None:
     """A step that it is wrong for costs what a step without candidates costs; what lies below it is not told."""
     policy = drafter_pb2.DraftPolicy(max_nodes=8, min_path_probability=1.1)
     await speaker.open(1, policy=policy)
@@ -158,7 +158,7 @@ async def test_of_paths_below_the_least_probability_only_the_next_token_s_best_g
         await speaker.commit(1, 2 + told, emulated_text(PROMPT, told)[-1:])
 
 
-async def test_a_policy_that_asks_for_more_is_answered_from_what_is_at_hand(speaker: Speaker) -> None:
+async def test_a_policy_that_allows_more_is_answered_from_the_present_tree_without_a_pass(speaker: Speaker) -> None:
     """The tree may be grown as far as it goes: no pass has to come along for guesses that are worth telling now."""
     await speaker.open(1, max_length=5, policy=drafter_pb2.DraftPolicy(max_nodes=8, min_path_probability=1.1))
     await speaker.settled()
@@ -304,7 +304,7 @@ async def test_commands_for_unknown_sessions_are_ignored(speaker: Speaker) -> No
     assert speaker.refusals == [] and 5 not in speaker.frames
 
 
-async def test_what_finds_no_room_in_the_kv_cache_waits_and_drafts_once_another_one_is_closed() -> None:
+async def test_a_session_without_room_in_the_kv_cache_waits_and_drafts_once_another_one_is_closed() -> None:
     first, second = [7] * 200, [8] * 200
     async with speaking(kv_tokens=320) as speaker:
         await speaker.open(1, first)
@@ -377,7 +377,7 @@ async def test_under_a_ratio_rule_each_token_comes_with_what_it_was_drawn_from(s
             assert min(distribution.weights) >= 1 and len(distribution.weights) <= 32
 
 
-async def test_a_drafter_says_what_it_runs() -> None:
+async def test_a_drafter_reports_its_model_and_method() -> None:
     async with drafter(open_engine("emulated:vocabulary=99")) as address, channel(address) as line:
         told = await worker_pb2_grpc.WorkerServiceStub(line).GetModel(worker_pb2.GetModelRequest())
     assert (told.role, told.method, told.model.vocabulary_size) == (worker_pb2.ROLE_DRAFTER, "model", 99)

@@ -83,7 +83,7 @@ async def test_each_kind_of_wrong_request_has_a_reason_a_field_and_numbers(
     assert (error.reason, error.field, dict(error.numbers)) == (reason, field, numbers)
 
 
-async def test_a_prompt_that_is_too_long_says_how_long_it_may_be(setting: Setting) -> None:
+async def test_a_prompt_that_is_too_long_is_refused_with_its_length_and_the_limit(setting: Setting) -> None:
     most = setting.model.max_length - 1
     error = await refused(setting, {"prompt_token_ids": {"token_ids": [5] * (most + 9)}})
     assert (error.reason, error.field, dict(error.numbers)) == (
@@ -100,7 +100,7 @@ async def test_a_token_of_another_vocabulary_is_named_with_its_field(setting: Se
     assert error.numbers == {"token": size, "most": size - 1}
 
 
-async def test_what_is_not_there_is_named_with_its_field(setting: Setting) -> None:
+async def test_an_unknown_model_or_drafter_is_refused_with_its_field(setting: Setting) -> None:
     for request, reason, field in (
         ({"model": "other"}, "NO_MODEL", "model"),
         ({"speculation": {"drafters": ["other"]}}, "NO_DRAFTER", "speculation.drafters"),
@@ -120,7 +120,7 @@ async def test_the_violation_repeats_the_sentence_for_a_form(setting: Setting) -
     assert violation.field == "sampling.min_p" and violation.description == status.message
 
 
-async def test_a_request_above_the_limit_says_the_limit(setting: Setting) -> None:
+async def test_a_request_above_the_size_limit_is_refused_with_the_limit(setting: Setting) -> None:
     front = await setting.front(setting.verifier(), max_prompt_bytes=1000)
     limit = 2 * 1000 + (1 << 20)
     line = grpc.aio.insecure_channel(front.gateway.address, options=CHANNEL_OPTIONS)
@@ -151,7 +151,7 @@ async def test_a_method_that_is_not_served_has_a_reason_too(setting: Setting, ki
     await line.close()
 
 
-async def test_a_text_that_was_rolled_back_says_what_is_left_and_which_revision_it_has(setting: Setting) -> None:
+async def test_resuming_a_revision_that_was_rolled_back_is_refused_with_the_present_revision(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     answer = await front.generate(max_tokens=12)
     session = answer.started.session_id
@@ -163,7 +163,7 @@ async def test_a_text_that_was_rolled_back_says_what_is_left_and_which_revision_
     assert (gone.value.reason, dict(gone.value.numbers)) == ("ROLLED_BACK", {"revision": 1})
 
 
-async def test_a_running_text_that_is_rolled_back_says_how_many_tokens_are_left(setting: Setting) -> None:
+async def test_rolling_back_a_running_text_ends_its_stream_with_the_number_of_tokens_left(setting: Setting) -> None:
     front = await setting.front(setting.verifier(limit=9))
     call = front.call(max_tokens=200)
     session, seen = "", 0
@@ -186,7 +186,7 @@ async def test_a_revision_that_never_was_is_not_a_rollback(setting: Setting) -> 
     assert wrong.value.numbers == {"revision": 0}
 
 
-async def test_offsets_beyond_the_text_say_how_long_it_is(setting: Setting) -> None:
+async def test_offsets_beyond_the_text_are_refused_with_its_length(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     answer = await front.generate(max_tokens=6)
     session, length = answer.started.session_id, len(answer.tokens)

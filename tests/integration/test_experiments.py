@@ -113,7 +113,7 @@ async def warmed_up(line: Any, *names: str) -> None:
                 pass
 
 
-async def test_sessions_draft_with_who_is_in_their_arm_and_their_samples_merge(place: Place) -> None:
+async def test_sessions_draft_with_the_drafters_of_their_arm_and_samples_of_gateways_merge(place: Place) -> None:
     await place.begin(model=0.9, other=0.6)
     split = "old: 2 drafters=model; new: 1 drafters=other; plain: 1 off"
     lines = [await place.gateway(split), await place.gateway(split)]
@@ -148,7 +148,9 @@ async def test_sessions_draft_with_who_is_in_their_arm_and_their_samples_merge(p
         {"sampling": gateway_pb2.SamplingOptions(temperature=0.0, acceptance=types_pb2.ACCEPTANCE_RULE_REJECTION)},
     ],
 )
-async def test_who_chooses_takes_no_part(place: Place, request_: dict[str, Any]) -> None:
+async def test_requests_whose_drafters_a_client_or_rule_chose_take_no_part_in_the_experiment(
+    place: Place, request_: dict[str, Any]
+) -> None:
     await place.begin(model=0.9, other=0.6)
     rules = "workload=ruled: drafters=other; workload=off: off; any: max_draft_tokens=4"
     line = await place.gateway("all: 1 drafters=model", rules=rules, trusted_drafters=("other",))
@@ -180,7 +182,7 @@ async def test_a_session_keeps_its_arm_on_another_gateway_and_is_measured_where_
     assert counts == [6, 0]
 
 
-async def test_a_shadow_serves_nobody_who_does_not_name_it_and_is_scored(place: Place) -> None:
+async def test_a_shadow_serves_no_session_that_does_not_name_it_and_is_scored(place: Place) -> None:
     await place.begin(base_ms=10, new=1.0, model=0.5)  # of two that are as good the first one serves
     line = await place.gateway("all: 1 shadow=new")
     await warmed_up(line, "new", "model")
@@ -217,7 +219,7 @@ async def test_a_shadow_that_is_away_or_dies_costs_nothing(place: Place) -> None
     await until(lambda: not place.verifier.service.sources.shadows._of_session)
 
 
-async def test_a_gateway_without_an_experiment_says_so(place: Place) -> None:
+async def test_a_gateway_without_an_experiment_refuses_to_report_one(place: Place) -> None:
     await place.begin(model=0.9)
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await told(await place.gateway(""))

@@ -251,7 +251,7 @@ async def test_a_session_whose_candidates_fail_goes_on_without_them(
     assert faults.raised
 
 
-async def test_a_suspect_runs_apart_until_it_has_proven_itself(
+async def test_a_session_that_failed_alone_runs_apart_until_enough_passes_succeed(
     target: Engine, truth: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It failed once with others, once alone."""

@@ -175,7 +175,7 @@ class Work:
 
 @pytest.mark.parametrize("again", [False, True], ids=["new nodes", "the same again"])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-async def test_what_a_frame_costs_depends_on_its_nodes_and_not_on_what_hangs_on_them(
+async def test_the_cost_of_a_frame_depends_on_its_nodes_and_not_on_its_distributions(
     rule: str, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One frame for each command is within every allowance: each has as many distributions, as long as can be."""

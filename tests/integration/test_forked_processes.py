@@ -49,7 +49,7 @@ async def test_a_killed_role_has_the_signal_as_its_status() -> None:
     assert await killed.ended() == -signal.SIGKILL
 
 
-async def test_a_role_that_cannot_start_says_why() -> None:
+async def test_a_role_that_cannot_start_reports_why() -> None:
     with pytest.raises(Unavailable, match="nonsense"):
         await role(DRAFTER_METHOD="nonsense").start()
     with pytest.raises(Unavailable, match="nonsense"):

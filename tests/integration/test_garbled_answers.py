@@ -106,7 +106,9 @@ async def test_a_gateway_lives_on_beside_a_drafter_that_garbles(
 
 
 @pytest.mark.parametrize("method", ["GetModel", "Watch"])
-async def test_the_doctor_says_which_worker_garbles(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_doctor_reports_which_worker_sends_garbled_answers(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with garbling(worker().register, methods=(method,)) as address:
         with pytest.raises(typer.Exit):
             await asyncio.to_thread(expanded(doctor), worker=[address])
@@ -135,7 +137,7 @@ class Finisher(gateway_pb2_grpc.GatewayServiceServicer):
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, server)
 
 
-async def test_a_client_that_is_told_garbage_asks_another_gateway() -> None:
+async def test_a_client_that_receives_a_garbled_answer_resumes_on_another_gateway() -> None:
     async with (
         garbling(Finisher().register, methods=("Generate", "Resume")) as bad,
         garbling(Finisher().register, methods=()) as good,
@@ -149,7 +151,7 @@ async def test_a_client_that_is_told_garbage_asks_another_gateway() -> None:
     assert begun.finished.reason == verifier_pb2.FINISH_REASON_LENGTH
 
 
-async def test_a_command_that_is_told_garbage_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_command_that_receives_a_garbled_answer_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     async with garbling(Finisher().register, methods=("ListModels",)) as address:
         with pytest.raises(typer.Exit):
             await asyncio.to_thread(expanded(status), server=[address])

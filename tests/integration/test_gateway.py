@@ -22,7 +22,7 @@ from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from tests.support.scripted_gateway import TEXT, Answer, Setting
 
 
-async def test_the_stream_is_started_deltas_finished_and_the_record_says_the_same(setting: Setting) -> None:
+async def test_a_stream_is_started_deltas_finished_and_agrees_with_its_record(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     answer = await front.generate(max_tokens=40)
     script = front.verifiers[0].script[:40]
@@ -48,7 +48,7 @@ async def test_statistics_sum_up_the_rounds(setting: Setting) -> None:
     assert 0 < statistics.ttft_s <= statistics.e2e_s
 
 
-async def test_the_verifier_is_told_everything_that_was_asked(setting: Setting) -> None:
+async def test_every_option_of_a_request_reaches_the_verifier(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     await front.generate(
         sampling=gateway_pb2.SamplingOptions(temperature=0, top_k=5, seed=2**64 - 1, logit_bias={3: -1.5}),
@@ -175,7 +175,7 @@ async def test_tokenize_does_what_generate_does(setting: Setting) -> None:
         assert list(told.token_ids) == front.tokenizer.encode(text).ids
 
 
-async def test_a_structure_is_told_to_every_verifier_and_kept_in_the_record(setting: Setting) -> None:
+async def test_a_structured_output_is_sent_to_every_verifier_and_stored_in_the_record(setting: Setting) -> None:
     asked = Structured(regex="(One day|.|\\n)*")
 
     def skipping(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
@@ -191,7 +191,7 @@ async def test_a_structure_is_told_to_every_verifier_and_kept_in_the_record(sett
     assert gateway_pb2.GenerateRequest.FromString(record.params).structured_output == asked
 
 
-async def test_what_this_model_cannot_write_is_a_failed_precondition(setting: Setting) -> None:
+async def test_a_grammar_that_this_model_cannot_satisfy_is_a_failed_precondition(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     with pytest.raises(FailedPrecondition) as caught:
         await front.generate(structured_output=Structured(regex=r"[^\s\S]"))

@@ -53,7 +53,7 @@ class Frozen(Flaky):
         await asyncio.Event().wait()
 
 
-async def test_a_client_hears_of_a_store_that_is_away_before_its_record_is_released(setting: Setting) -> None:
+async def test_a_client_gets_store_unavailable_before_its_record_is_released(setting: Setting) -> None:
     store = Frozen(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(), store=store, store_grace_s=0.3)
     async with asyncio.timeout(60):
@@ -76,7 +76,7 @@ async def test_relaxed_sessions_go_on_and_the_log_catches_up_in_order(setting: S
     assert list(record.output_token_ids) == answer.tokens[: answer.finished.output_tokens]
 
 
-async def test_a_session_taken_over_by_another_gateway_is_told_on_from_its_log(setting: Setting) -> None:
+async def test_a_session_taken_over_by_another_gateway_is_streamed_on_from_its_log(setting: Setting) -> None:
     memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=MemoryStore(memory, owner="me", ttl_s=60, lease_s=0))
     other = MemoryStore(memory, owner="other", ttl_s=60, lease_s=60)

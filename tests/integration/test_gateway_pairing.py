@@ -88,7 +88,7 @@ async def test_rules_choose_drafters_for_requests_that_name_none(setting: Settin
     assert [opened.policy.max_draft_tokens for opened in opens] == [0, 8, 8, 8, 8, 2, 8]
 
 
-async def test_a_client_is_told_who_guessed_and_why_nothing_was_there(setting: Setting) -> None:
+async def test_statistics_name_the_drafters_of_candidates_and_the_causes_of_misses(setting: Setting) -> None:
     def shared(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
         shares = [
             verifier_pb2.DrafterShare(drafter=name, drafted=done.drafted, accepted=done.accepted) for name in ("m", "p")

@@ -106,7 +106,7 @@ async def test_a_gateway_that_ends_keeps_no_request_that_waits_for_a_first_verif
         assert error_of(caught.value).reason == "SUSPENDED"
 
 
-async def test_a_text_that_ended_is_told_without_any_verifier(setting: Setting, folder: Path) -> None:
+async def test_a_text_that_ended_is_resumed_without_any_verifier(setting: Setting, folder: Path) -> None:
     front = await setting.front(setting.verifier(per_round=17))
     whole = await front.generate(stop=["lief 🚀"], max_tokens=60)
     session = whole.started.session_id
@@ -134,7 +134,7 @@ async def test_a_gateway_that_lost_all_verifiers_goes_on_answering(setting: Sett
     assert (await front.stub.ListModels(gateway_pb2.ListModelsRequest())).models
 
 
-async def test_a_text_in_another_vocabulary_is_not_told(setting: Setting) -> None:
+async def test_a_text_in_another_vocabulary_is_neither_resumed_nor_rolled_back(setting: Setting) -> None:
     memory = MemoryBackend()
     front = await setting.front(setting.verifier(), store=store(memory, "a"))
     session = (await front.generate()).started.session_id
@@ -149,7 +149,7 @@ async def test_a_text_in_another_vocabulary_is_not_told(setting: Setting) -> Non
         assert caught.value.reason == "VOCABULARY_MISMATCH"
 
 
-async def test_a_process_says_when_it_is_ready_and_finishes_its_sessions_on_sigterm(
+async def test_a_process_announces_that_it_is_ready_and_finishes_its_sessions_on_sigterm(
     setting: Setting, folder: Path, redis_url: str
 ) -> None:
     verifier = setting.verifier(limit=9)
@@ -184,7 +184,7 @@ async def test_a_process_that_waits_for_its_verifier_is_not_serving_and_ends_on_
         assert await process.wait() == 0
 
 
-async def test_a_process_with_a_wrong_setting_says_which(folder: Path) -> None:
+async def test_a_process_with_an_invalid_setting_exits_with_status_1(folder: Path) -> None:
     async with gateway_process(folder, "127.0.0.1:1", durability="sometimes") as process:
         assert await process.wait() == 1
 

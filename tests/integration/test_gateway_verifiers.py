@@ -228,7 +228,9 @@ async def test_a_verifier_commits_no_more_than_its_credit_ahead(setting: Setting
     assert (await call).tokens == verifier.script[:40]
 
 
-async def test_what_a_client_takes_while_its_session_waits_for_a_verifier_is_credit_again(setting: Setting) -> None:
+async def test_tokens_that_a_client_reads_while_its_session_waits_for_a_verifier_become_credit_again(
+    setting: Setting,
+) -> None:
     front = await setting.front(setting.verifier(limit=9), credit_tokens=16)
     sessions, reborn = front.gateway.sessions, setting.verifier()
     async with AsyncExitStack() as stack:
@@ -295,7 +297,7 @@ async def test_a_verifier_with_another_vocabulary_is_never_used(setting: Setting
     assert odd.commands == []
 
 
-async def test_a_verifier_whose_model_fails_is_tried_again_after_pauses(setting: Setting) -> None:
+async def test_a_verifier_whose_model_fails_is_tried_again_after_a_delay(setting: Setting) -> None:
     """Without them all tries are over before what is wrong could pass."""
     failing = setting.verifier(refuse=Unavailable("the model cannot run", reason=STEP_FAILED))
     front = await setting.front(failing)

@@ -125,7 +125,7 @@ async def test_a_rolled_back_session_goes_on_with_the_same_text(kind: str, targe
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in DRAWING else pytest.mark.slow) for kind in KINDS]
 )
-async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_path: Path) -> None:
+async def test_drawn_tokens_follow_the_target_distribution(kind: str, tmp_path: Path) -> None:
     """The rule `rejection`, with heads that were never trained: what they draw must not show. Lookahead draws nothing:
     the coupled rule."""
     shape = {"vocab_size": 4, "hidden_size": 16, "num_hidden_layers": 3, "initializer_range": 0.3}
@@ -166,9 +166,7 @@ async def test_drawn_tokens_are_distributed_as_the_target_says(kind: str, tmp_pa
     assert abs(leaning.deviations) < MOST_DEVIATIONS
 
 
-async def test_the_lossy_rule_takes_trees_of_several_drafters_that_nobody_trusts(
-    target: Path, heads: dict[str, str]
-) -> None:
+async def test_the_lossy_rule_accepts_trees_of_several_untrusted_drafters(target: Path, heads: dict[str, str]) -> None:
     """It needs no distributions, as `rejection` does."""
     entries = heads["eagle-3"], heads["medusa"], "lookahead"
     options = options_of(target, entries[0], local_drafters=entries, min_head_accuracy=0.0)
@@ -182,7 +180,7 @@ async def test_the_lossy_rule_takes_trees_of_several_drafters_that_nobody_trusts
 
 
 @pytest.mark.parametrize(("kind", "least"), [("eagle", 0.8), ("medusa", 0.1)])
-async def test_the_shipped_heads_know_the_shipped_target(kind: str, least: float) -> None:
+async def test_the_shipped_heads_draft_for_the_shipped_target_and_change_no_token(kind: str, least: float) -> None:
     """They pass the trial at the start; the text is the one without them, in fewer rounds."""
     target = shipped_model("target")
     entry = f"{kind}={shipped_model(kind)}"

@@ -211,7 +211,7 @@ IGNORED: dict[str, Trick] = {
 
 
 @pytest.mark.parametrize("trick", IGNORED.values(), ids=IGNORED.keys())
-async def test_what_means_nothing_is_ignored(expected: list[int], trick: Trick) -> None:
+async def test_meaningless_frames_are_ignored(expected: list[int], trick: Trick) -> None:
     async with fleet(two_faced(trick)) as (enemy, _, client, _), neighbour(client, enemy) as good:
         number, decoded = await client.open(PROMPT, tokens=TOKENS, drafters=[enemy.address], credit=10)
         await until(lambda: len(decoded.token_ids) == 10)
@@ -258,7 +258,9 @@ def with_garbage(context: Any) -> None:
 
 
 @pytest.mark.parametrize("ends", [in_peace, with_garbage])
-async def test_a_stream_closed_at_once_harms_nobody(expected: list[int], ends: Callable[[Any], None]) -> None:
+async def test_a_stream_that_is_closed_at_once_disturbs_no_session(
+    expected: list[int], ends: Callable[[Any], None]
+) -> None:
     async with fleet(on("open")) as (enemy, _, client, friend):
         enemy.ends = ends
         number, decoded = await client.open(PROMPT, tokens=8000, credit=TOKENS, drafters=[enemy.address])
@@ -270,7 +272,7 @@ async def test_a_stream_closed_at_once_harms_nobody(expected: list[int], ends: C
     assert len(decoded.events) <= 2 * enemy.streams
 
 
-async def test_nobody_at_the_address_is_plain_decoding(expected: list[int]) -> None:
+async def test_an_address_without_a_drafter_is_plain_decoding(expected: list[int]) -> None:
     async with fleet(on("open")) as (_, _, client, friend):
         decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=["127.0.0.1:1"])
         await undisturbed(client, friend)
@@ -278,7 +280,9 @@ async def test_nobody_at_the_address_is_plain_decoding(expected: list[int]) -> N
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 7, 8, 9, 13, 14, 99])
-async def test_a_refused_session_is_told_why_and_goes_on_alone(expected: list[int], code: int) -> None:
+async def test_a_session_refused_by_its_drafter_gets_one_event_and_goes_on_alone(
+    expected: list[int], code: int
+) -> None:
     async with fleet(on("open", lambda c: refusal(c, code, "x" * 3_000_000))) as (enemy, _, client, friend):
         decoded = await client.decode(PROMPT, tokens=TOKENS, drafters=[enemy.address])
         await undisturbed(client, friend)
@@ -328,7 +332,7 @@ async def test_late_frames_are_walked_along_the_committed_tokens(expected: list[
     assert decoded.accepted > 5
 
 
-async def test_each_gateway_hears_of_a_drafter_by_its_own_name() -> None:
+async def test_each_gateway_receives_events_of_a_drafter_under_its_own_name_for_it() -> None:
     """One address, three sessions, three names; a fourth is given by attaching it again."""
     silent = on("open", lambda c: frame(c, [1, 2]), lambda c: refusal(c, 8))
     async with fleet(silent) as (enemy, server, client, friend), gateway(server.address) as other:
@@ -354,7 +358,7 @@ def shares(decoded: Decoded) -> set[str]:
     return {share.drafter for done in decoded.rounds for share in done.drafters}
 
 
-async def test_a_link_that_does_not_come_up_is_told_of_once() -> None:
+async def test_a_link_that_does_not_come_up_is_reported_once() -> None:
     async with (
         verifier(open_engine("emulated:base_ms=2"), silence_s=0.2) as server,
         gateway(server.address) as client,
@@ -369,7 +373,7 @@ async def test_a_link_that_does_not_come_up_is_told_of_once() -> None:
 
 
 @pytest.mark.parametrize("why", ["paused", "too long", "none"])
-async def test_who_owes_nothing_is_not_silent(why: str) -> None:
+async def test_a_drafter_of_which_nothing_is_due_is_not_counted_as_silent(why: str) -> None:
     """Control: the same drafter, of which something is wanted, is."""
     engine = open_engine("emulated:base_ms=2")
     model = proto_conversion.model_to_proto(engine.model)
@@ -395,7 +399,7 @@ def failures_of(decoded: Decoded) -> list[str]:
     return [event.failure.reason for event in decoded.events if event.HasField("failure")]
 
 
-async def test_drafters_that_nobody_uses_make_room_for_others(
+async def test_drafters_without_sessions_make_room_for_others(
     expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidate_sources, "MAX_DRAFTERS", 2)
@@ -423,7 +427,7 @@ async def test_a_tree_forgets_the_streams_that_are_gone(expected: list[int]) -> 
         await until(decoded.done.is_set)
 
 
-async def test_a_trusted_liar_is_never_believed_again_under_a_ratio_rule(expected: list[int]) -> None:
+async def test_a_trusted_drafter_with_a_false_q_is_not_used_again_under_a_ratio_rule(expected: list[int]) -> None:
     def lie(command: Command) -> drafter_pb2.DraftResponse:
         return frame(command, [200, 201, 202], distributions=distributed(*[([1, 2], [9, 1])] * 3))
 

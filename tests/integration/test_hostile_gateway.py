@@ -205,7 +205,7 @@ class Door:
 
 @pytest.mark.parametrize("by", ["open", "attach"])
 @pytest.mark.parametrize("allowed", [False, True])
-async def test_a_verifier_knocks_only_where_it_may(by: str, allowed: bool) -> None:
+async def test_a_verifier_dials_only_allowed_addresses(by: str, allowed: bool) -> None:
     door = Door()
     patterns = ("drafter-*.drafters:50061", "127.0.0.1:*" if allowed else "127.0.0.1:1")
     async with (
@@ -238,7 +238,7 @@ async def test_a_session_that_names_too_many_drafters_has_none_of_them_dialled()
         call.cancel()
 
 
-def test_the_suite_speaks_of_every_command() -> None:
+def test_the_suite_covers_every_command() -> None:
     """A command that is added gets an attack too."""
     kinds = {field.name for field in Command.DESCRIPTOR.oneofs_by_name["command"].fields}
     assert kinds == {"open", "attach", "credit", "close"}

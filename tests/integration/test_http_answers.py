@@ -104,7 +104,7 @@ def split(published: Published) -> tuple[str, str, list[tuple[str, Any]]]:
 
 
 @ALL
-async def test_clients_have_text_reasoning_and_calls(place: Place, published: Published) -> None:
+async def test_clients_receive_text_reasoning_and_tool_calls(place: Place, published: Published) -> None:
     await place.start(published)
     await check_chat(place, published)
     await check_responses(place, published)
@@ -171,7 +171,7 @@ async def check_messages(place: Place, published: Published) -> None:
 @pytest.mark.parametrize(
     "published", [each for each in PUBLISHED if len(each.wanted) > 1][:1] + PUBLISHED[-3:], ids=lambda each: each.source
 )
-async def test_another_gateway_goes_on_behind_every_event(place: Place, published: Published) -> None:
+async def test_another_gateway_continues_the_stream_behind_every_event(place: Place, published: Published) -> None:
     first = await place.start(published, per_round=3)
     second = await place.second()
     flat = [{"type": "function", **tool["function"]} for tool in tools(published)]
@@ -220,7 +220,7 @@ KWARGS = {"chat_template_kwargs": {"more": 1, "enable_thinking": True}}
         (ANTHROPIC, KWARGS, "[,True,,1]"),
     ],
 )
-async def test_wishes_to_reason_reach_the_template(place: Place, path: str, field: Any, wanted: str) -> None:
+async def test_options_for_reasoning_reach_the_template(place: Place, path: str, field: Any, wanted: str) -> None:
     web = await place.start(REASONED, SWITCH)
     prompt = {"input": "Hi"} if path == RESPONSES else {"messages": MESSAGES, "max_tokens": 100}
     answer = await web.post(path, prompt | field)
@@ -257,7 +257,7 @@ async def test_a_budget_of_reasoning_reaches_the_verifier(place: Place) -> None:
     assert refused.json()["error"]["code"] == "field_not_served" and len(place.verifier.opens()) == before
 
 
-async def test_what_was_reasoned_comes_back_to_the_template(place: Place) -> None:
+async def test_reasoning_of_earlier_messages_is_passed_to_the_template(place: Place) -> None:
     template = CHAT_TEMPLATE.replace("{{ message.content }}", "{{ message.content }}({{ message.reasoning_content }})")
     web = await place.start(REASONED, template)
     thought = "I add."

@@ -64,7 +64,7 @@ async def test_a_message_is_answered(place: Place) -> None:
     ("more", "reason", "text"),
     [({"max_tokens": 5}, "max_tokens", "Hello"), ({"stop_sequences": ["the"]}, "stop_sequence", "Hello ")],
 )
-async def test_why_a_message_ends(place: Place, more: Any, reason: str, text: str) -> None:
+async def test_each_end_of_a_message_has_its_stop_reason(place: Place, more: Any, reason: str, text: str) -> None:
     await place.start("Hello there")
     asked: Any = {"model": "toy", "max_tokens": 50, "messages": MESSAGES} | more
     made = await place.client.messages.create(**asked)
@@ -168,7 +168,7 @@ CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name
         {"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]},
     ],
 )
-async def test_what_is_not_served_is_no_answer_without_it(place: Place, field: Any) -> None:
+async def test_fields_that_are_not_served_are_refused_and_reach_no_verifier(place: Place, field: Any) -> None:
     web = await place.start("Hello")
     refused = await web.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 5} | field)
     assert refused.status_code == 400, refused.text

@@ -105,7 +105,7 @@ async def test_all_memory_for_bodies_comes_back_whatever_becomes_of_them(
     assert (await served.post("/tokenize", {"prompt": "x" * 9000})).status_code == 200
 
 
-async def test_a_request_forgets_its_body_while_it_is_answered() -> None:
+async def test_a_request_drops_its_body_while_it_is_answered() -> None:
     left: list[set[str]] = []
 
     class Watching(Response):
@@ -142,7 +142,7 @@ async def chatting(setting: Setting, stack: AsyncExitStack, folder: Path) -> Web
     return await web(setting, stack, setting.verifier(), chat_template=str(folder / "chat.jinja"))
 
 
-async def test_what_is_nested_too_deeply_is_the_senders_fault(
+async def test_a_request_nested_too_deeply_is_an_error_of_its_sender(
     setting: Setting, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     served = await chatting(setting, stack, tmp_path)
@@ -189,7 +189,7 @@ async def test_the_place_where_a_body_ends_to_be_json_is_named(
     assert error["message"].startswith("The body is no JSON, from its character 14 on: Expecting property name")
 
 
-async def test_a_developers_messages_are_the_systems_for_a_template_that_knows_none(
+async def test_developer_messages_become_system_messages_for_a_template_without_that_role(
     setting: Setting, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     served = await chatting(setting, stack, tmp_path)

@@ -50,7 +50,7 @@ async def counted(served: Web, body: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("said", AWKWARD)
-async def test_the_last_message_is_gone_on_with_at_its_own_end(
+async def test_the_last_message_is_continued_at_its_own_end(
     served: Web, theirs: PreTrainedTokenizerFast, said: str
 ) -> None:
     messages = [HI, {"role": "assistant", "content": said}]
@@ -66,7 +66,7 @@ async def test_the_last_message_is_gone_on_with_at_its_own_end(
         assert answer.json()["input_tokens"] == len(opened)
 
 
-async def test_anthropic_s_prefill_is_gone_on_with_and_only_the_rest_is_answered(served: Web) -> None:
+async def test_a_prefill_of_anthropics_api_is_continued_and_only_the_rest_is_answered(served: Web) -> None:
     begun = {"role": "assistant", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "day ("}]}
     answer = (await served.post("/v1/messages", {"messages": [HI, begun], "max_tokens": 4})).json()
     assert answer["content"] == [{"type": "text", "text": TEXT[:4]}]
@@ -81,11 +81,13 @@ async def test_anthropic_s_prefill_is_gone_on_with_and_only_the_rest_is_answered
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "21"}]},
     ],
 )
-async def test_what_is_no_prefill_is_answered_by_a_message_of_its_own(served: Web, last: dict[str, Any]) -> None:
+async def test_a_last_message_that_is_no_prefill_is_answered_by_a_message_of_its_own(
+    served: Web, last: dict[str, Any]
+) -> None:
     assert (await prompt_of(served, "/v1/messages", {"messages": [HI, last]})).endswith("<|im_start|>assistant\n")
 
 
-async def test_a_message_without_content_and_one_that_the_template_leaves_out_cannot_be_gone_on_with(
+async def test_a_message_without_content_or_left_out_by_the_template_cannot_be_continued(
     served: Web,
 ) -> None:
     call = {"type": "function", "function": {"name": "warmth", "arguments": "{}"}}

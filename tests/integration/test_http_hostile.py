@@ -99,7 +99,7 @@ async def test_limits_of_a_key_hold_on_every_route_that_generates(
         assert (await served.post(path, body, **bearer(BOB))).status_code == 200
 
 
-async def test_a_response_is_gone_on_from_by_its_own_tenant_alone(
+async def test_a_response_is_continued_by_its_own_tenant_alone(
     setting: Setting, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     setting.model.max_length = 1000

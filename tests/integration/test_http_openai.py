@@ -411,7 +411,7 @@ async def test_a_chat_is_written_by_the_template_and_answered(served: Served) ->
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 20 and not chunks[-1].choices
 
 
-async def test_a_model_without_a_template_says_which_flag_gives_one(served: Served) -> None:
+async def test_a_model_without_a_template_is_refused_with_the_flag_that_sets_one(served: Served) -> None:
     await served.start(template=False)
     with pytest.raises(openai.BadRequestError, match=r"slipstream serve --chat-template chatml"):
         await served.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Hi"}])
@@ -433,7 +433,7 @@ async def test_errors_have_openais_body_status_and_request_id(served: Served) ->
     assert answer.json()["error"]["code"] == "empty_prompt"
 
 
-async def test_a_refusal_that_passes_says_when_and_the_client_tries_again(served: Served) -> None:
+async def test_a_temporary_refusal_has_a_retry_delay_and_the_client_retries(served: Served) -> None:
     await served.start(rehomings=0)
     served.verifier.refuse = ResourceExhausted("there is no room.", reason="KV_FULL")
     answer = await served.web.post("/v1/completions", {"prompt": "Tell me."})
@@ -532,7 +532,7 @@ async def test_lm_evals_remote_tokenizer_finds_what_it_asks_for(served: Served) 
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
-async def test_a_slip_in_speculation_is_refused_with_what_there_is(served: Served, route: str) -> None:
+async def test_a_misspelt_speculation_option_is_refused_with_the_valid_ones(served: Served, route: str) -> None:
     """`{"disable": true}` speculated on."""
     await served.start()
     prompt = {"prompt": "a"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
@@ -583,7 +583,7 @@ async def test_unknown_fields_are_logged_once_and_ignored(served: Served, caplog
         {"top_p": 0},
     ],
 )
-async def test_what_is_not_served_is_refused(served: Served, field: Any) -> None:
+async def test_fields_and_values_that_are_not_served_are_refused(served: Served, field: Any) -> None:
     await served.start()
     answer = await served.web.post("/v1/completions", {"prompt": "Tell me.", "max_tokens": 3} | field)
     assert answer.status_code in (400, 404) and answer.json()["error"]["message"]
@@ -616,7 +616,7 @@ async def test_the_root_leads_browsers_to_the_page_and_answers_health_checks(ser
         assert checked.status_code == 200 and "/ready" in checked.text
 
 
-async def test_operators_routes(served: Served) -> None:
+async def test_health_version_metrics_and_docs_are_served(served: Served) -> None:
     await served.start()
     get = served.web.client.get
     assert (await get("/health")).json() == {"status": "ok"} and (await get("/ready")).status_code == 200

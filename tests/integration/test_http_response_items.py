@@ -50,7 +50,7 @@ async def test_a_request_refers_to_items_of_few_responses(pair: Pair) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_items")
 
 
-async def test_what_a_tool_gave_may_be_a_list_of_parts(pair: Pair) -> None:
+async def test_the_output_of_a_tool_may_be_a_list_of_parts(pair: Pair) -> None:
     await pair.start("Hello")
     output = [{"type": "input_text", "text": "21"}, {"type": "input_text", "text": "sunny"}]
     items: Any = [

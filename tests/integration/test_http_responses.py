@@ -93,7 +93,7 @@ async def test_items_of_a_conversation_are_messages_of_the_template(pair: Pair) 
     assert pair.prompt() == "<user>How warm?\n<assistant>\n<tool>21\n<assistant>"
 
 
-async def test_a_stream_is_what_the_client_knows_how_to_read(pair: Pair) -> None:
+async def test_a_stream_has_the_events_that_the_openai_client_reads(pair: Pair) -> None:
     await pair.start("Hello there", per_round=4)
     async with pair.openai.responses.stream(model="toy", input="Hi", max_output_tokens=50) as stream:
         kinds = [event.type async for event in stream]
@@ -206,7 +206,7 @@ async def test_a_response_in_the_background_goes_on_without_a_client_and_is_canc
         {"metadata": {str(number): "x" for number in range(17)}},
     ],
 )
-async def test_what_is_not_served_is_refused(pair: Pair, field: Any) -> None:
+async def test_fields_and_values_that_are_not_served_are_refused(pair: Pair, field: Any) -> None:
     first, _ = await pair.start()
     answer = await first.post("/v1/responses", {"input": "Hi"} | field)
     assert answer.status_code == 400 and answer.json()["error"]["message"]
@@ -254,7 +254,7 @@ async def test_calls_of_tools_are_part_of_the_conversation(pair: Pair) -> None:
     assert pair.prompt().startswith(said) and pair.prompt().endswith("\n<tool>21\n<assistant>")
 
 
-async def test_only_a_response_that_is_stored_and_ended_is_gone_on_from(pair: Pair) -> None:
+async def test_only_a_response_that_is_stored_and_ended_can_be_continued(pair: Pair) -> None:
     first, second = await pair.start("Hello there, you", limit=5, per_round=1)
     running = await pair.openai.responses.create(model="toy", input="Hi", background=True, max_output_tokens=100)
     session = await first.front.generate(max_tokens=2)
@@ -300,7 +300,7 @@ def unpacked(kept: bytes) -> StoredResponse:
     return read_stored(inflated(kept, LIMITS.size), LIMITS)
 
 
-async def test_what_a_client_of_grpc_wrote_beside_a_session_is_no_response(pair: Pair) -> None:
+async def test_an_annotation_written_by_a_grpc_client_is_no_response(pair: Pair) -> None:
     """Not even where it is what a gateway would have written."""
     first, _ = await pair.start("Hello")
     for annotation in map(stored, [{}, *HOSTILE]):
@@ -330,7 +330,9 @@ def test_a_kept_response_that_is_wrong_is_not_found(wrong: Any) -> None:
     ],
     ids=["bytes", "values", "objects", "spaces"],
 )
-def test_what_inflates_to_more_than_a_conversation_is_never_parsed(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_conversation_that_inflates_beyond_the_bound_is_never_parsed(
+    large: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(responses, "json", SimpleNamespace(loads=parsed.append))
     with pytest.raises(NotFound):
@@ -362,7 +364,9 @@ async def test_a_long_conversation_is_kept_in_little_more_than_its_tokens(pair: 
     assert again.status_code == 200 and text in pair.prompt()
 
 
-async def test_a_conversation_that_is_too_long_loses_its_beginning_if_the_request_says_so(pair: Pair) -> None:
+async def test_a_conversation_that_is_too_long_is_truncated_at_its_beginning_if_the_request_allows_it(
+    pair: Pair,
+) -> None:
     await pair.start("Hello there", longest=60)
     asked: Any = {"model": "toy", "input": f"{'Begin. ' * 20}The end.", "max_output_tokens": 12}
     for refused in ({}, {"truncation": "disabled"}, {"truncation": "middle"}):

@@ -74,7 +74,7 @@ async def test_a_running_session_goes_on_at_another_gateway(pair: Pair, path: st
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_an_ended_session_is_told_from_behind_every_event(pair: Pair, path: str) -> None:
+async def test_an_ended_session_is_streamed_again_from_behind_every_event(pair: Pair, path: str) -> None:
     first, second = await pair.start(per_round=4)
     asked = body(path, stream_options={"include_usage": True}, return_token_ids=True)
     whole = await first.events(path, asked, **IDS)
@@ -95,7 +95,7 @@ async def test_ids_are_given_only_to_clients_that_ask_for_them(pair: Pair) -> No
 
 
 @pytest.mark.parametrize("given", ["nonsense", "a:b:c:d", "x:1:2", "x" * 65 + ":1:2:0", "missing:1:2:0", "a:-1:0:0"])
-async def test_a_position_that_is_none_is_refused(pair: Pair, given: str) -> None:
+async def test_an_invalid_event_id_is_refused(pair: Pair, given: str) -> None:
     first, _ = await pair.start()
     answer = await first.post("/v1/completions", body("/v1/completions"), **{"last-event-id": given})
     assert answer.status_code in (400, 404)

@@ -56,7 +56,7 @@ def hermes(served: Served) -> str:
     return str(path)
 
 
-async def test_what_the_model_refused_comes_back_as_what_it_said(served: Served) -> None:
+async def test_refusals_in_messages_reach_the_prompt_as_text(served: Served) -> None:
     await served.start()
     part = {"type": "refusal", "refusal": "I will not."}
     asked = {"role": "user", "content": "Tell me."}

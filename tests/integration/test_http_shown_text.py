@@ -66,7 +66,9 @@ STREAM = pytest.mark.parametrize("stream", [False, True])
 
 @ROUTES
 @STREAM
-async def test_a_stop_string_is_part_of_the_text_if_the_request_says_so(shown: Shown, route: str, stream: bool) -> None:
+async def test_a_stop_string_is_part_of_the_text_if_the_request_asks_for_it(
+    shown: Shown, route: str, stream: bool
+) -> None:
     asked = {"stop": ["stop it"], "stream": stream}
     plain = await shown.ask(route, **asked)
     assert plain["shown"] == "Käse and " and plain["finish_reason"] == "stop"
@@ -79,7 +81,7 @@ async def test_a_stop_string_is_part_of_the_text_if_the_request_says_so(shown: S
 
 @ROUTES
 @STREAM
-async def test_special_tokens_are_part_of_the_text_if_the_request_says_so(
+async def test_special_tokens_are_part_of_the_text_if_the_request_asks_for_them(
     shown: Shown, route: str, stream: bool
 ) -> None:
     """The one that ends it is not, as a stop string is not, unless that is to be shown too."""
@@ -114,7 +116,7 @@ async def test_a_text_that_is_read_again_shows_the_same(shown: Shown) -> None:
 
 
 @pytest.mark.parametrize("value", [None, True])
-async def test_what_is_shown_anyway_may_be_asked_for(shown: Shown, value: bool | None) -> None:
+async def test_display_options_may_be_set_to_their_defaults(shown: Shown, value: bool | None) -> None:
     asked = {"skip_special_tokens": value, "include_stop_str_in_output": None if value is None else False}
     assert MARK not in (await shown.ask("/v1/completions", **asked))["shown"]
 
@@ -173,7 +175,7 @@ async def test_a_length_that_cannot_be_is_refused(shown: Shown, options: dict[st
         ("/v1/messages", "skip_special_tokens", False),
     ],
 )
-async def test_where_they_are_not_served_they_are_refused_by_name(
+async def test_display_options_are_refused_by_name_on_routes_without_them(
     shown: Shown, route: str, name: str, value: Any
 ) -> None:
     asked = {"input": "Hi"} if route == "/v1/responses" else {**CHAT, "max_tokens": 3}

@@ -90,7 +90,7 @@ async def test_a_stream_gives_the_same_calls_however_rounds_cut_the_text(place: 
     assert pieces > 20 if per_round == 1 else pieces >= 2  # arguments come as they are written
 
 
-async def test_a_stream_of_calls_goes_on_behind_any_event(place: Place) -> None:
+async def test_a_stream_of_calls_is_continued_behind_any_event(place: Place) -> None:
     web = await place.start(verifier={"per_round": 5})
     body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 190, "stream": True, "return_token_ids": True}
     whole = await web.events("/v1/chat/completions", body, **{"x-event-ids": "true"})
@@ -208,7 +208,7 @@ async def test_a_structure_and_tools_go_together_and_a_forced_call_comes_before_
     assert json.loads(place.verifier.opens()[-1].structured_output.json_schema) == schema
 
 
-async def test_ids_are_as_the_template_wants_them(place: Place) -> None:
+async def test_ids_of_tool_calls_have_the_form_that_the_template_requires(place: Place) -> None:
     ids = "{% if messages | length > 2 %}{{ messages[1].tool_calls[0].id }}|{{ messages[2].tool_call_id }}{% endif %}"
     template = "{# [TOOL_CALLS] #}" + CHAT_TEMPLATE + ids
     web = await place.start(template=template, text='[TOOL_CALLS][{"name": "weather", "arguments": {}}]')
@@ -301,7 +301,7 @@ async def test_a_function_that_is_named_is_forced(place: Place) -> None:
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
     ],
 )
-async def test_what_is_not_served_of_tools_is_refused(place: Place, field: Any) -> None:
+async def test_tool_options_that_are_not_served_are_refused(place: Place, field: Any) -> None:
     web = await place.start()
     answer = await web.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS} | field)
     assert answer.status_code == 400 and not place.verifier.opens()

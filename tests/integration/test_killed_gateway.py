@@ -55,7 +55,7 @@ def said(events: list[Event]) -> str:
     return "".join(each["choices"][0]["text"] if "choices" in each else each.get("delta", "") for each in found)
 
 
-async def test_clients_of_a_killed_gateway_hear_exactly_what_is_missing_from_another(
+async def test_clients_of_a_killed_gateway_receive_exactly_the_missing_tokens_from_another_one(
     setting: Setting, folder: Path, redis_url: str, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     (tmp_path / "template").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")

@@ -113,7 +113,7 @@ async def test_a_lookup_inside_the_verifier_accepts_about_as_much_as_the_same_on
 
 
 @pytest.mark.parametrize("drafter", [NGRAM, MODEL])
-async def test_rounds_tell_when_a_drafter_in_the_verifier_worked(drafter: str) -> None:
+async def test_round_details_report_when_a_drafter_in_the_verifier_worked(drafter: str) -> None:
     async with shipped_verifier("ngram", f"model={shipped_model('draft')}") as client:
         decoded = await client.decode(prompt(), tokens=TOKENS, drafters=[drafter], details=True)
         untold = await client.decode(prompt(), tokens=TOKENS, drafters=[drafter])
@@ -180,7 +180,7 @@ async def test_a_local_drafter_that_proposes_no_token_loses_its_session(monkeypa
 
 
 @pytest.mark.parametrize("nodes", [4, 16])
-async def test_a_draft_model_expands_as_many_nodes_a_pass_as_timing_said(
+async def test_a_draft_model_expands_the_measured_number_of_nodes_in_a_pass(
     nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expanded, context_of = list[int](), DraftSession.context
@@ -196,7 +196,7 @@ async def test_a_draft_model_expands_as_many_nodes_a_pass_as_timing_said(
     assert max(expanded) == nodes
 
 
-async def test_what_a_session_held_is_released_with_it() -> None:
+async def test_an_ended_session_releases_its_state_in_local_drafters() -> None:
     async with verifier(open_engine("emulated:"), local_drafters=("ngram", "model=emulated:acceptance=0.8")) as server:
         async with gateway(server.address) as client:
             for _ in range(3):

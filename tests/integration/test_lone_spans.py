@@ -89,7 +89,7 @@ async def moved(system: System) -> Any:
 
 
 @pytest.mark.parametrize("asked", [ordinary, refused, left])
-async def test_nothing_is_told_of_a_request_with_which_nothing_was_wrong(
+async def test_an_unsampled_request_without_a_fault_has_no_span(
     system: System, asked: Callable[[System], Awaitable[Any]]
 ) -> None:
     call = await asked(system)
@@ -118,7 +118,7 @@ async def test_a_request_with_which_something_was_wrong_is_one_span_that_its_cli
     assert span.trace == dict(await call.trailing_metadata())["trace-id"]
 
 
-async def test_where_tracing_is_off_nothing_is_told(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_tracing_is_off_no_span_is_sent(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     await slow(system)
     assert not await system.collector.spans()

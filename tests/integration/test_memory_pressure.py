@@ -118,7 +118,7 @@ def test_many_times_the_room_is_asked_for_and_all_texts_are_right(blocks: int) -
     run(main())
 
 
-def test_a_session_that_no_memory_could_hold_is_refused_and_nobody_else_notices() -> None:
+def test_a_session_that_no_memory_could_hold_is_refused_and_no_other_one_is_affected() -> None:
     async def main() -> None:
         async with system(World(target=PASS, blocks=4)) as running:
             gateway = Gateway(running)

@@ -100,7 +100,7 @@ async def system(**config: Any) -> AsyncIterator[System]:
                 yield System(line, {role: server.metrics_address for role, server in servers.items()})
 
 
-async def test_every_role_tells_what_is_declared_for_it_and_nothing_else() -> None:
+async def test_every_role_exposes_exactly_the_metrics_declared_for_it() -> None:
     async with system() as running:
         for role, page in (await running.pages()).items():
             assert role in ROLES
@@ -119,7 +119,7 @@ async def test_names_follow_prometheus_rules() -> None:
     }, "vLLM's own choice"
 
 
-async def test_the_numbers_are_those_that_clients_were_told() -> None:
+async def test_metrics_equal_the_statistics_that_clients_received() -> None:
     async with system(verifier_price=3.0, drafter_prices=("model=0.5",), slo_ttft_s=30.0) as running:
         said = [await running.generate(first, workload=kind) for first, kind in enumerate(["chat", "code", "chat"], 7)]
         pages = await running.settled()
@@ -257,7 +257,7 @@ def check_other_names(gateway: Page, model: str) -> None:
         assert [float(each.labels["le"]) for each in buckets] == [*map(float, bounds_s.split()), float("inf")], name
 
 
-async def test_what_callers_are_told_is_counted_and_whose_fault_it_was() -> None:
+async def test_errors_and_outcomes_of_requests_are_counted_by_code_and_reason() -> None:
     async with system(max_sessions=1) as running:
         with pytest.raises(InvalidArgument):
             await running.generate(workload="x" * 65)

@@ -147,7 +147,7 @@ async def test_tokens_stream_in_the_colours_of_their_origins(page: Page) -> None
     await expect(page.locator("#timeline rect.verifying").first).to_be_attached(timeout=WAIT_MS)
 
 
-async def test_guesses_that_were_accepted_show_their_drafter_and_its_lane(page: Page) -> None:
+async def test_accepted_candidates_show_their_drafter_and_its_lane(page: Page) -> None:
     for _ in range(20):  # candidates that come too late are not verified, as on a busy machine
         await run(page, max_tokens="64", temperature="0")
         await says(page, "Done.")
@@ -202,7 +202,7 @@ async def test_a_chat_is_answered(page: Page) -> None:
     assert await figure(page, "Tokens") == "16"
 
 
-async def test_what_a_model_writes_is_text(page: Page) -> None:
+async def test_generated_text_is_shown_as_text_and_never_as_html(page: Page) -> None:
     """As it would arrive: what a chunk says is put on the page by the page's own code."""
     evil = "<img src=x onerror=document.title=1><script>document.title=2</script>"
     made = await page.evaluate(
@@ -222,7 +222,7 @@ async def test_what_a_model_writes_is_text(page: Page) -> None:
     assert await page.title() == "Slipstream playground"
 
 
-async def test_a_mixed_text_is_asked_for_and_marked(page: Page) -> None:
+async def test_mixed_arithmetic_can_be_requested_and_is_marked(page: Page) -> None:
     await page.locator("[name=mixed_arithmetic]").check()
     await page.locator("summary").click()
     snippets = []
@@ -286,7 +286,7 @@ async def test_the_fleet_is_shown(page: Page) -> None:
     await expect(page.locator("#drafters")).to_contain_text("model", timeout=WAIT_MS)
 
 
-async def test_the_fleet_shows_what_an_operator_has_to_know(browser: Browser, system: EmulatedSystem) -> None:
+async def test_the_fleet_shows_the_state_and_load_of_every_worker(browser: Browser, system: EmulatedSystem) -> None:
     load = {"sessions": 3, "waiting": 2, "kv_blocks_total": 100, "kv_blocks_free": 40, "draining": False}
     verifier = {"role": "ROLE_VERIFIER", "address": "a:1", "present": True, "model": {"name": "m"}, "load": load}
     drafter = verifier | {"role": "ROLE_DRAFTER", "name": "ngram", "load": load | {"draining": True}}

@@ -44,7 +44,7 @@ def distributions(folder: Path, texts: list[list[int]]) -> FloatArray:
     return logits[:, len(PROMPT) - 1 : -1].double().softmax(-1).flatten(0, 1).numpy()
 
 
-async def test_tokens_are_distributed_as_the_target_says(folders: tuple[Path, Path]) -> None:
+async def test_tokens_follow_the_target_distribution(folders: tuple[Path, Path]) -> None:
     """What was ready when decides which candidates are judged, so the bounds are those of a fresh draw in every run:
     no leaning towards the drafter, and by chi-square no deviation at all."""
     target, draft = folders
@@ -84,7 +84,7 @@ async def test_tokens_are_distributed_as_the_target_says(folders: tuple[Path, Pa
     assert p_value > 1e-6
 
 
-async def test_a_drafter_that_draws_nothing_says_so_and_the_session_goes_on() -> None:
+async def test_a_drafter_without_distributions_refuses_a_ratio_rule_and_the_session_goes_on() -> None:
     async with (
         drafter_running(DrafterConfig(method="ngram", listen="127.0.0.1:0", grace_s=0.0)) as guesses,
         verifier(open_engine("emulated:")) as server,

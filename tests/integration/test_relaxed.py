@@ -81,7 +81,7 @@ Ask = Callable[[Front, str], Awaitable[None]]
         (resume, 9, False),
     ],
 )
-async def test_what_was_shown_is_written_before_anybody_else_may_write(
+async def test_tokens_shown_to_a_client_are_written_before_any_other_writer_changes_the_log(
     setting: Setting, ask: Ask, kept: int, stays: bool
 ) -> None:
     front, store, call, answer = await shown(setting)
@@ -95,7 +95,7 @@ async def test_what_was_shown_is_written_before_anybody_else_may_write(
 
 
 @pytest.mark.parametrize("ask", [cancel, roll_back, resume])
-async def test_a_dead_store_is_told_in_bounded_time_and_nothing_is_lost(setting: Setting, ask: Ask) -> None:
+async def test_an_unavailable_store_is_reported_in_bounded_time_and_nothing_is_lost(setting: Setting, ask: Ask) -> None:
     front, store, call, answer = await shown(setting, store_grace_s=0.3)
     await left(front, call)
     store.away = True

@@ -24,7 +24,7 @@ from tests.support.scripted_gateway import TEXT, Answer, Setting
 LENGTH = verifier_pb2.FINISH_REASON_LENGTH
 
 
-async def test_a_client_that_comes_back_hears_exactly_what_is_missing(setting: Setting) -> None:
+async def test_a_client_that_resumes_receives_exactly_what_it_lacks(setting: Setting) -> None:
     front = await setting.front(setting.verifier(limit=9))
     answer = await left_after(front)
     front.verifiers[0].limit = None
@@ -38,7 +38,7 @@ async def test_a_client_that_comes_back_hears_exactly_what_is_missing(setting: S
 
 
 @pytest.mark.parametrize("have", [0, 1, 7, 40])
-async def test_a_session_that_ended_is_told_again_from_anywhere(setting: Setting, have: int) -> None:
+async def test_an_ended_session_is_streamed_again_from_any_offset(setting: Setting, have: int) -> None:
     front = await setting.front(setting.verifier())
     whole = await front.generate()
     again = Answer(tokens=whole.tokens[:have])
@@ -60,7 +60,7 @@ async def test_characters_beyond_the_text_are_refused(setting: Setting) -> None:
     assert refused.value.reason == "NO_OFFSET"
 
 
-async def test_the_text_ends_before_a_stop_string_when_it_is_told_again(setting: Setting) -> None:
+async def test_a_resumed_text_ends_before_its_stop_string(setting: Setting) -> None:
     front = await setting.front(setting.verifier(per_round=17))
     whole = await front.generate(stop=["lief 🚀"], max_tokens=60)
     again = await front.resume(whole.started.session_id)
@@ -101,7 +101,7 @@ async def test_another_gateway_goes_on_with_a_session_whose_owner_is_dead(settin
     assert front.verifiers[0].opens()[-1].key.epoch == taken.epoch + 1
 
 
-async def test_a_follower_of_a_session_goes_on_when_its_owner_lets_it_go(shared: Shared) -> None:
+async def test_a_follower_of_a_session_goes_on_when_its_owner_releases_it(shared: Shared) -> None:
     shared.call.cancel()
     shared.go_on()
     await read_on(shared.follower, shared.follower_answer)
@@ -110,7 +110,7 @@ async def test_a_follower_of_a_session_goes_on_when_its_owner_lets_it_go(shared:
 
 
 @pytest.mark.parametrize("takeovers", [0, 2])
-async def test_what_a_store_lost_is_written_again(shared: Shared, takeovers: int) -> None:
+async def test_tokens_that_a_store_lost_are_written_again(shared: Shared, takeovers: int) -> None:
     entry = shared.memory.entries[shared.name]
     del entry.tokens[-4 * 5 :]
     entry.epoch += takeovers
@@ -155,7 +155,7 @@ async def test_a_session_is_resumed_on_the_first_gateway_that_can(setting: Setti
     assert (await front.store.read(answer.started.session_id)).owner == ("a" if dead_first else "b")
 
 
-async def test_the_rest_of_a_text_is_heard_once_however_often_it_breaks_off(setting: Setting) -> None:
+async def test_the_rest_of_a_text_is_streamed_once_however_often_the_connection_breaks(setting: Setting) -> None:
     memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(memory, "b"))
@@ -191,7 +191,7 @@ class Waiting(MemoryStore):
 
 
 @pytest.mark.parametrize("runs", [True, False])
-async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting: Setting, runs: bool) -> None:
+async def test_a_resume_during_the_release_of_a_session_takes_it_up_again(setting: Setting, runs: bool) -> None:
     waiting = Waiting(MemoryBackend(), owner="a", ttl_s=60, lease_s=60)
     front = await setting.front(setting.verifier(limit=9), store=waiting)
     sessions = front.gateway.sessions
@@ -211,7 +211,7 @@ async def test_whoever_comes_while_a_session_is_let_go_takes_it_up_again(setting
         call.cancel()
 
 
-async def test_a_gateway_that_ends_tells_its_clients_to_go_elsewhere(setting: Setting) -> None:
+async def test_a_gateway_that_ends_asks_its_clients_to_resume_elsewhere(setting: Setting) -> None:
     memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     call, answer = await begun(front)
@@ -222,7 +222,7 @@ async def test_a_gateway_that_ends_tells_its_clients_to_go_elsewhere(setting: Se
     assert not (await front.store.read(answer.started.session_id)).leased
 
 
-async def test_where_serving_ends_who_knows_no_other_gateway_is_told_at_once(setting: Setting) -> None:
+async def test_when_serving_ends_a_client_without_another_gateway_gets_its_error_at_once(setting: Setting) -> None:
     memory = MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"), alone=True)
     beside = await setting.beside(front, store(memory, "b"))
@@ -332,7 +332,7 @@ async def test_a_renewal_that_hangs_holds_up_no_other_lease(setting: Setting) ->
     other.cancel()
 
 
-async def test_log_probabilities_come_with_what_is_said_anew(setting: Setting) -> None:
+async def test_a_resumed_stream_has_log_probabilities_of_new_tokens_alone(setting: Setting) -> None:
     def likely(done: verifier_pb2.Round) -> list[verifier_pb2.Round]:
         for index in range(len(done.token_ids)):
             done.logprobs.add(logprob=-float(done.base_length + index))
@@ -348,7 +348,9 @@ async def test_log_probabilities_come_with_what_is_said_anew(setting: Setting) -
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_session_that_is_lost_is_said_again_and_heard_once(setting: Setting, same: bool) -> None:
+async def test_a_lost_session_is_generated_again_and_streamed_without_repeating_a_token(
+    setting: Setting, same: bool
+) -> None:
     memory, other = MemoryBackend(), MemoryBackend()
     front = await setting.front(setting.verifier(limit=9), store=store(memory, "a"))
     beside = await setting.beside(front, store(other, "b"))  # that knows nothing of it
@@ -375,7 +377,7 @@ async def test_a_session_that_is_lost_is_said_again_and_heard_once(setting: Sett
     assert first.sampling.seed == last.sampling.seed
 
 
-async def test_whatever_could_be_asked_for_can_be_resumed(setting: Setting) -> None:
+async def test_a_session_with_as_many_stop_tokens_as_allowed_can_be_resumed(setting: Setting) -> None:
     front = await setting.front(setting.verifier(limit=9))
     others = [token for token in range(260) if token not in {*front.verifiers[0].script, setting.eos}][:64]
     answer = await left_after(front, stop_token_ids=others)
@@ -387,7 +389,7 @@ async def test_whatever_could_be_asked_for_can_be_resumed(setting: Setting) -> N
 
 
 @pytest.mark.parametrize("served", [{}, {"vocabulary_fingerprint": "f00d"}, {"method": "ngram"}])
-async def test_drafters_that_nobody_serves_any_more_stop_no_session(
+async def test_sessions_go_on_when_their_named_drafters_are_no_longer_served(
     setting: Setting, served: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "gateway.requests.speculation")
@@ -413,7 +415,7 @@ async def test_drafters_that_nobody_serves_any_more_stop_no_session(
     assert drafters == [["mine"], [], ["mine"]]  # a gateway that serves it gives it again
 
 
-async def test_a_client_that_has_more_text_than_tokens_hears_the_rest_of_it(setting: Setting) -> None:
+async def test_a_client_with_more_text_than_tokens_receives_the_rest_of_both(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     whole = await front.generate()
     again = Answer(text=whole.text[:20])
@@ -432,7 +434,9 @@ async def test_an_idle_verifier_is_not_stuck_while_a_client_does_not_read(settin
     assert answer.tokens == front.verifiers[0].script[:40]
 
 
-async def test_what_was_paid_for_is_not_paid_for_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_that_were_charged_are_not_charged_again_on_resume(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = TenantLimits(tokens_per_minute=1000)
     tenant = Tenant("", limits, lambda: 0.0)
     monkeypatch.setattr("gateway.api.grpc_service.as_request_context", lambda _: RequestContext(tenant=tenant))

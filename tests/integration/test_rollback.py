@@ -18,7 +18,7 @@ LENGTH = verifier_pb2.FINISH_REASON_LENGTH
 EDIT = gateway_pb2.TokenIds(token_ids=[1, 2])
 
 
-async def test_a_session_rolled_back_says_another_thing_from_there(setting: Setting) -> None:
+async def test_a_rolled_back_session_continues_with_the_edit_and_the_new_seed(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     whole = await front.generate()
     name = whole.started.session_id
@@ -48,7 +48,7 @@ async def test_a_running_session_is_rolled_back_wherever_it_runs(setting: Settin
         front.verifiers[0].limit = 9
 
 
-async def test_followers_elsewhere_hear_of_a_rollback(shared: Shared) -> None:
+async def test_a_rollback_ends_the_streams_of_followers_on_other_gateways(shared: Shared) -> None:
     await shared.front.roll_back(shared.name, 4)
     error = await broken_off(shared.follower, shared.follower_answer)
     assert isinstance(error, Aborted) and error.reason == "ROLLED_BACK"
@@ -113,7 +113,7 @@ async def test_a_cancelled_session_has_ended_even_if_its_client_leaves_meanwhile
     call.cancel()
 
 
-async def test_who_has_the_former_text_does_not_get_the_rest_of_another(setting: Setting) -> None:
+async def test_resuming_a_former_revision_does_not_return_the_rest_of_another_text(setting: Setting) -> None:
     front = await setting.front(setting.verifier())
     whole = await front.generate()
     name, former = whole.started.session_id, Answer(tokens=whole.tokens[:20])
@@ -128,7 +128,7 @@ async def test_who_has_the_former_text_does_not_get_the_rest_of_another(setting:
 @pytest.mark.parametrize(
     ("keep", "change", "left"), [(9, {"seed": 5}, 9), (9, {"token_ids": EDIT}, 9), (4, {"token_ids": EDIT}, 4)]
 )
-async def test_followers_hear_what_is_left_of_what_they_were_told(
+async def test_followers_receive_how_many_of_their_tokens_a_rollback_left(
     shared: Shared, keep: int, change: dict[str, Any], left: int
 ) -> None:
     """Even where the log is as it was, or as long again."""
@@ -143,9 +143,7 @@ async def test_followers_hear_what_is_left_of_what_they_were_told(
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_a_gateway_that_has_not_heard_of_a_rollback_does_not_go_on_with_the_former_text(
-    shared: Shared, told: bool
-) -> None:
+async def test_a_gateway_that_missed_a_rollback_does_not_continue_the_former_text(shared: Shared, told: bool) -> None:
     rolled = await shared.beside.roll_back(shared.name, 4, token_ids=EDIT)
     more = {"revision": rolled.revision} if told else {}
     call = shared.front.stub.Resume(gateway_pb2.ResumeRequest(session_id=shared.name, offset=4, **more))

@@ -84,14 +84,14 @@ async def test_drafting_is_timed(system: EmulatedSystem) -> None:
         assert span["drafter"] == "model" and span["candidates"] > 0 and span["began_ms"] >= span["ended_ms"] >= 0
 
 
-async def test_nobody_is_told_who_does_not_ask_and_the_text_is_the_same(system: EmulatedSystem) -> None:
+async def test_clients_that_do_not_ask_get_no_round_details_and_the_same_text(system: EmulatedSystem) -> None:
     told, plain = await _chunks(system.url, speculation={"rounds": True}), await _chunks(system.url)
     assert _rounds(told) and not _rounds(plain) and not any("speculation" in choice for choice in _choices(plain))
     texts = ["".join(choice["text"] for choice in _choices(chunks)) for chunks in (told, plain)]
     assert texts[0] == texts[1]
 
 
-async def test_a_verifier_is_asked_only_then(setting: Setting) -> None:
+async def test_a_verifier_is_asked_for_round_details_only_when_the_client_asks(setting: Setting) -> None:
     async with AsyncExitStack() as stack:
         verifier = setting.verifier()
         served = await web(setting, stack, verifier)

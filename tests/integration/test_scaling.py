@@ -79,7 +79,9 @@ async def test_each_new_verifier_gets_sessions_and_one_that_goes_loses_none(sett
         await until(lambda: [verifier.address for verifier in gateway.router.verifiers] == [other])
 
 
-async def test_a_verifier_forgets_a_drafter_that_is_gone_when_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_verifier_forgets_a_drafter_that_is_gone_once_no_session_uses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(candidate_sources, "FORGET_S", 0.01)
     async with verifier(open_engine("emulated:")) as server, speaking(server.address) as speaker:
         known = server.service.sources._links

@@ -223,7 +223,7 @@ def test_the_parts_of_a_step_s_cost_make_the_whole(candidates: list[int]) -> Non
 
 
 @pytest.mark.parametrize("answer", [guesses_nonsense, lies])
-def test_nobody_is_woken_for_a_shadow_and_no_pace_is_learned_from_it(answer: Any) -> None:
+def test_a_shadow_wakes_no_waiting_step_and_its_pace_is_not_learned(answer: Any) -> None:
     async def woken() -> tuple[int, float]:
         async with system(WORLD) as running:
             gateway, pool = running.gateway(), running.service.sources

@@ -256,7 +256,7 @@ async def test_relaxed_sessions_go_on_and_their_records_follow(kind: str, tmp_pa
                     await asyncio.sleep(0.02)
 
 
-async def test_what_is_in_a_store_that_is_full_may_still_be_read(tmp_path: Path) -> None:
+async def test_records_in_a_full_store_can_still_be_read(tmp_path: Path) -> None:
     async with scene(tmp_path) as there:
         made = record()
         await there.store.create(made)

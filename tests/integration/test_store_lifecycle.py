@@ -34,7 +34,7 @@ def log_bytes(tokens: int, params: int) -> int:
     return 2 * 4 * tokens + params + 2048
 
 
-async def test_a_session_takes_what_the_document_says_and_has_an_end(tmp_path: Path) -> None:
+async def test_a_session_takes_the_documented_memory_and_expires(tmp_path: Path) -> None:
     with redis_process(tmp_path) as server, redis.Redis.from_url(server.url) as asked:
         async with connected(server.url) as client:
             store = RedisStore(client, owner="a", ttl_s=3600.0, lease_s=10.0)
@@ -83,7 +83,7 @@ async def test_a_store_that_drops_sessions_is_logged_once_and_refused_if_that_is
                 await waiting
 
 
-async def test_a_store_that_does_not_say_what_it_drops_serves_sessions_and_may_be_refused(tmp_path: Path) -> None:
+async def test_a_store_that_hides_its_eviction_policy_serves_sessions_and_may_be_refused(tmp_path: Path) -> None:
     with redis_process(tmp_path, *LIMITED, "noeviction") as server:
         server.ask("ACL", "SETUSER", "gateway", "on", ">word", "~*", "+@all", "-info")
         async with connected(server.url.replace("//", "//gateway:word@")) as client:

@@ -164,7 +164,9 @@ async def test_speculation_changes_no_token_and_the_text_is_of_the_language(
     assert all_fit(language.structure, verified) > 0
 
 
-async def test_a_drafter_that_knows_the_grammar_is_worth_more(client: Gateway, knowing: str, unknowing: str) -> None:
+async def test_a_drafter_that_uses_the_grammar_has_more_candidates_accepted(
+    client: Gateway, knowing: str, unknowing: str
+) -> None:
     structure = LANGUAGES["schema"].structure
 
     async def accepted(address: str) -> int:
@@ -203,7 +205,7 @@ async def test_a_session_goes_on_elsewhere_from_any_place(client: Gateway) -> No
     assert [decoded.token_ids for decoded in rest] == [whole[cut:] for cut in cuts]
 
 
-async def test_a_session_that_gave_up_its_memory_says_the_same() -> None:
+async def test_a_preempted_session_has_the_same_text() -> None:
     prompts = [[index, *PROMPT * 6] for index in range(1, 5)]  # that share no KV
     structures = [
         StructuredOutput("regex", f"{letters}{{99,}}") for letters in ("[a-f ]", "(do|re|mi)", "[0-9]", "(é|ü)")
@@ -289,7 +291,9 @@ async def test_a_grammar_whose_masks_take_long_ends_alone_while_others_go_on(
     await until(lambda: not len(server.scheduler))
 
 
-async def test_what_is_said_of_a_session_waits_for_its_grammar(server: VerifierServer, client: Gateway) -> None:
+async def test_commands_of_a_session_wait_until_its_grammar_is_compiled(
+    server: VerifierServer, client: Gateway
+) -> None:
     """Open and close in one frame: compiled, opened, closed, in this order; then the number is free again."""
     structure = StructuredOutput("regex", "(wait|for|it){1,99}")
     decoded = client.sessions[7] = Decoded()
@@ -342,7 +346,7 @@ async def test_sessions_whose_grammar_is_compiled_count_as_open(
         await until(lambda: server.service.session_count == 0)
 
 
-async def test_what_waits_for_a_grammar_is_bounded(
+async def test_commands_that_wait_for_a_grammar_are_bounded(
     server: VerifierServer, client: Gateway, compiling: list[Future[Grammar]]
 ) -> None:
     number, flooded = await client.open(PROMPT, structure=LANGUAGES["any"].structure, stop=[END])

@@ -106,7 +106,7 @@ def test_another_tenant_s_tpot_and_gaps_at_most_double(name: str) -> None:
 
 
 @pytest.mark.parametrize("sessions", [1, pytest.param(4, marks=pytest.mark.slow), 16, 64])
-def test_the_other_one_keeps_half_of_its_tokens(sessions: int) -> None:
+def test_the_tenant_with_the_larger_load_keeps_half_of_its_token_rate(sessions: int) -> None:
     rate = seen(f"{sessions} texts")[1]
     print(f"{sessions}: {attacker_alone(sessions):.0f} -> {rate:.0f} tokens a second")
     assert rate >= 0.45 * attacker_alone(sessions)

@@ -70,7 +70,7 @@ def check(model: torch.nn.Module, output: list[int], said: list[types_pb2.TokenL
 
 
 @pytest.mark.parametrize("structure", [None, LANGUAGES["schema"].structure], ids=["free", "schema"])
-async def test_they_are_the_models_own_with_and_without_candidates(
+async def test_log_probabilities_are_the_models_own_with_and_without_candidates(
     client: Gateway, guesses: str, model: torch.nn.Module, structure: StructuredOutput | None
 ) -> None:
     """Neither temperature, penalties, bias nor a grammar enters."""
@@ -121,7 +121,7 @@ def check_prompt(model: torch.nn.Module, prompt: list[int], said: list[types_pb2
             assert share == pytest.approx(float(shares[index, other]), abs=1e-4)
 
 
-async def test_those_of_a_prompt_are_the_models_own_wherever_it_is_cut_and_whatever_is_cached(
+async def test_log_probabilities_of_a_prompt_are_the_models_own_however_it_is_split_or_cached(
     client: Gateway, model: torch.nn.Module
 ) -> None:
     """A prompt of several steps, one that another session has left in the cache, one of a single token, and ones that
@@ -147,7 +147,7 @@ async def test_more_of_a_prompt_than_a_message_holds_is_refused(client: Gateway,
     assert refused.end is not None and refused.end.failure.reason == "PROMPT_LOGPROBS"
 
 
-async def test_those_of_a_preempted_prompt_are_whole(model: torch.nn.Module) -> None:
+async def test_log_probabilities_of_a_preempted_prompt_are_complete(model: torch.nn.Module) -> None:
     """Prompts that do not fit together: what a session scored before it gave up its KV is not lost or said twice."""
     engine = open_engine(TARGET, "float32", len(LONG) + 96)
     async with verifier(engine, model=TARGET, prefill_tokens=32) as server, gateway(server.address) as client:
@@ -157,7 +157,7 @@ async def test_those_of_a_preempted_prompt_are_whole(model: torch.nn.Module) -> 
             check_prompt(model, LONG[cut:], scores_of(decoded))
 
 
-async def test_those_of_tokens_that_are_cut_are_cut_with_them(client: Gateway) -> None:
+async def test_log_probabilities_of_tokens_behind_a_stop_token_are_cut_with_them(client: Gateway) -> None:
     """A stop token in the middle of a round: the drafter knows the whole text."""
     text = (await client.decode(PROMPT, tokens=TOKENS)).token_ids
 
@@ -172,14 +172,16 @@ async def test_those_of_tokens_that_are_cut_are_cut_with_them(client: Gateway) -
             assert all(not one.top_token_ids for one in told(decoded))
 
 
-async def test_elsewhere_they_are_the_same(client: Gateway, guesses: str, model: torch.nn.Module) -> None:
+async def test_log_probabilities_of_a_reopened_session_are_the_same(
+    client: Gateway, guesses: str, model: torch.nn.Module
+) -> None:
     text = (await client.decode(PROMPT, tokens=TOKENS)).token_ids
     decoded = await client.decode(PROMPT, tokens=TOKENS, output=text[:11], drafters=[guesses], top_logprobs=TOP)
     assert decoded.token_ids == text[11:]
     check(model, text, [*told(await client.decode(PROMPT, tokens=11, top_logprobs=TOP)), *told(decoded)])
 
 
-async def test_who_does_not_ask_is_told_nothing(client: Gateway, guesses: str) -> None:
+async def test_a_client_that_does_not_ask_gets_no_log_probabilities(client: Gateway, guesses: str) -> None:
     asking, quiet = await asyncio.gather(
         client.decode(PROMPT, tokens=8, drafters=[guesses], top_logprobs=2), client.decode(PROMPT, tokens=8)
     )

@@ -100,7 +100,7 @@ async def test_a_verification_has_its_step_s_facts_and_is_linked_to_the_drafts_i
     assert len({step.trace for step in steps.values()}) == len(steps)
 
 
-async def test_waiting_and_working_are_told_apart(system: System) -> None:
+async def test_spans_separate_waiting_from_computing(system: System) -> None:
     """Every duration is of one clock; together they are no more than the round."""
     await system.start()
     await read_events(system.call(60))
@@ -186,7 +186,7 @@ async def test_rounds_that_were_under_way_when_a_session_ended_have_spans(system
     assert len([span for span in of(trace, spans.ROUND) if span.attributes.get(spans.DISCARDED)]) > 1
 
 
-async def test_a_lost_verifier_and_a_lost_drafter_are_told_of(system: System) -> None:
+async def test_a_lost_verifier_and_a_lost_drafter_appear_in_the_trace(system: System) -> None:
     async with AsyncExitStack() as doomed:
         first = await system.verifier()
         await system.open([first, await system.verifier()], [await system.drafter(stack=doomed)])
@@ -217,7 +217,9 @@ async def test_a_lost_verifier_and_a_lost_drafter_are_told_of(system: System) ->
     assert Counter(span.attributes.get(spans.DISCARDED, False) for span in of(trace, spans.ROUND))[True] == 1
 
 
-async def test_what_is_not_sampled_costs_the_wire_nothing(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unsampled_request_adds_nothing_to_messages_between_services(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frames: list[types_pb2.Candidates] = []
     opened: list[Any] = []
     graft, request = DrafterLink._graft, DrafterLink._open_request
@@ -260,7 +262,7 @@ async def test_no_request_waits_for_a_dead_collector(answers: bool) -> None:
     assert [token for event in events for token in event.delta.token_ids] == emulated_text([7, 8, 9], 60)
 
 
-async def test_all_that_is_declared_is_sent(
+async def test_every_declared_span_event_and_attribute_is_sent(
     system: System, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Together with `check`: what is declared and what is sent are the same."""

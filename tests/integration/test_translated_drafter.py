@@ -218,7 +218,7 @@ def alone(proposer: TranslatedProposer, tokens: list[int]) -> list[ProposedNode]
 
 
 @pytest.mark.parametrize(("target", "draft"), [(VOCABULARY, "tiny"), (257, "merging")])
-def test_what_is_kept_from_turn_to_turn_never_changes_a_guess(
+def test_state_kept_between_passes_never_changes_a_candidate(
     target: int, draft: str, request: pytest.FixtureRequest
 ) -> None:
     """Several sessions in a pass, nodes of their trees, commits, rollbacks, text that outgrows what was reserved:
@@ -270,7 +270,7 @@ def test_a_text_that_the_drafter_cannot_read_gets_no_guess(tiny: Path) -> None:
     assert proposed(answer) == []
 
 
-def test_broken_numbers_cost_the_session_and_are_said(tiny: Path) -> None:
+def test_broken_numbers_of_a_translating_drafter_fail_its_session_with_a_reason(tiny: Path) -> None:
     proposer = tiny_proposer(tiny)
     forward = proposer._engine.forward
     proposer._engine.forward = lambda segments: ModelOutput(torch.full_like(forward(segments).logits, torch.nan))  # type: ignore[method-assign]

@@ -150,7 +150,7 @@ async def test_a_frame_above_the_limit_ends_the_stream(server: VerifierServer) -
 # Flow control and policies.
 
 
-async def test_credits_pause_a_session_exactly_and_resume_it(
+async def test_a_session_without_credit_stops_exactly_there_and_resumes_with_more(
     server: VerifierServer, client: Gateway, guesses: str
 ) -> None:
     number, decoded = await client.open(PROMPT, tokens=60, drafters=[guesses], credit=5)
@@ -218,7 +218,7 @@ async def test_of_two_gateways_the_higher_epoch_owns_the_session(server: Verifie
     await until(free(server))
 
 
-async def test_a_claim_that_is_malformed_fences_nobody(server: VerifierServer, client: Gateway) -> None:
+async def test_a_refused_open_of_a_higher_epoch_fences_no_session(server: VerifierServer, client: Gateway) -> None:
     _, first = await client.open(PROMPT, tokens=100, session_id="s")
     await until(lambda: bool(first.rounds))
     async with gateway(server.address) as other:
@@ -311,7 +311,7 @@ async def test_a_number_in_use_is_refused_and_its_session_goes_on(client: Gatewa
     assert decoded.token_ids == text(PROMPT, 200)
 
 
-async def test_an_open_that_is_said_twice_counts_once(client: Gateway) -> None:
+async def test_a_repeated_open_counts_once(client: Gateway) -> None:
     number, decoded = await client.open(PROMPT, tokens=200, session_id="mine")
     await client.command(number, 1, open=opening(PROMPT, tokens=200, session_id="mine"))
     assert (await ended(decoded)).reason == verifier_pb2.FINISH_REASON_LENGTH
@@ -371,7 +371,7 @@ async def test_a_tenant_with_most_sessions_leaves_some_to_others() -> None:
 # Sharing of steps.
 
 
-async def test_a_long_prompt_does_not_stall_those_who_decode() -> None:
+async def test_a_long_prompt_does_not_stall_sessions_that_decode() -> None:
     async with verifier(target(), prefill_tokens=32) as server, gateway(server.address) as client:
         _, decoding = await client.open(PROMPT, tokens=20_000)
         await until(lambda: bool(decoding.rounds))
@@ -385,7 +385,7 @@ async def test_a_long_prompt_does_not_stall_those_who_decode() -> None:
         assert decoding.end is None
 
 
-async def test_candidates_leave_a_prompt_its_share(guesses: str) -> None:
+async def test_candidates_leave_room_for_a_prompt_in_each_step(guesses: str) -> None:
     """Sessions that speculate once filled every step to the last token, and a new prompt waited for their end."""
     async with (
         verifier(target("base_ms=2"), step_tokens=16, prefill_tokens=8, always_speculate=True) as server,
@@ -407,7 +407,7 @@ async def test_more_sessions_than_a_step_has_room_for_take_turns() -> None:
 # What others ask.
 
 
-async def test_a_verifier_says_what_it_runs_and_how_busy_it_is(server: VerifierServer, client: Gateway) -> None:
+async def test_a_verifier_reports_its_model_and_its_load(server: VerifierServer, client: Gateway) -> None:
     async with channel(server.address) as line:
         stub = worker_pb2_grpc.WorkerServiceStub(line)
         told = await stub.GetModel(worker_pb2.GetModelRequest())

@@ -115,7 +115,7 @@ def test_alone_a_session_pays_for_the_round_trip_after_a_miss_that_no_alternativ
     assert speculated(6, 1, 250, 4).tokens_per_s >= 0.86 * speculated(0, 1, 250, 4).tokens_per_s
 
 
-def test_a_sure_drafter_that_runs_far_ahead_stays_within_the_verifier_s_tree() -> None:
+def test_a_confident_drafter_that_runs_far_ahead_stays_within_the_verifiers_tree() -> None:
     """What lies too deep there is dropped, and all that hangs below it: it must not be told before it is near."""
     sure = replace(WORLD, acceptance=1.0, draft=LinearCost(0.0002))
     rates = [speculated(0, 1, 300, most, sure).tokens_per_s for most in (8, 16)]
@@ -158,7 +158,7 @@ def test_where_passes_cost_the_same_whatever_is_in_them_many_sessions_go_on_spec
 
 
 @pytest.mark.parametrize("sessions", [1, 4, 16])
-def test_so_many_sessions_need_the_drafter_as_the_simulation_says(sessions: int) -> None:
+def test_the_number_of_sessions_that_need_the_drafter_agrees_with_the_simulation(sessions: int) -> None:
     """A lone one less than half of the time, though the drafter never rests; what drafters are scaled by."""
     delay_s, tokens = 0.0005, 60
     target, draft = (0.020, 0.0002, 0.0, 64), (0.005, 0.00004, 0.0, 64)

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "long prompts": "tests/integration/test_tenants_share.py::test_another_tenant_s_times_at_most_double",
     "long texts": "tests/integration/test_tenants_share.py::test_another_tenant_s_times_at_most_double",
     "short texts": "tests/unit/gateway/store/test_memory_bound.py::test_a_tenant_that_fills_the_store_drops_its_own",
-    "idle connections": "tests/e2e/test_idle_connections.py::test_idle_connections_without_a_key_keep_nobody_else_out",
+    "idle connections": "tests/e2e/test_idle_connections.py::test_idle_connections_without_a_key_keep_no_client_out",
     "unread streams": "tests/integration/test_http_hostile.py::test_a_client_that_reads_nothing_is_left",
     "unclosed tool calls": "tests/unit/gateway/text/answers/test_readers.py::test_each_character_is_read_a_bounded",
 }
@@ -127,7 +127,9 @@ SHORT = every_attack_and_target()
 @pytest.mark.parametrize(
     ("name", "target"), [pytest.param(*pair, marks=() if pair in SHORT else pytest.mark.slow) for pair in PAIRS]
 )
-async def test_a_neighbour_waits_for_what_has_begun_alone(both: Counted, name: str, target: str) -> None:
+async def test_a_request_of_another_key_waits_only_for_work_that_has_begun(
+    both: Counted, name: str, target: str
+) -> None:
     alice = f"alice-{PAIRS.index((name, target))}"
     both.jobs.clear()
 
@@ -162,6 +164,6 @@ async def test_unknown_fields_fill_no_log(both: Counted, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-async def test_what_is_not_counted_here_is_counted_elsewhere(name: str) -> None:
+async def test_attacks_that_are_not_counted_here_have_a_test_elsewhere(name: str) -> None:
     file, _, test = ELSEWHERE[name].partition("::")
     assert f"def {test}" in (ROOT / file).read_text("utf-8")

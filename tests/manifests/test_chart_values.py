@@ -76,7 +76,7 @@ def check(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("which", "value"), [(which, each) for which, values in SETS.items() for each in values])
-def test_an_ordinary_value_is_accepted_and_seen(chart: Path, which: str, value: Value) -> None:
+def test_an_ordinary_value_is_accepted_and_appears_in_the_objects(chart: Path, which: str, value: Value) -> None:
     key, _, way = value.seen.partition(" ")
     kind, name = key.split("/")
     document = objects(chart, which).get((kind, name))
@@ -165,7 +165,7 @@ def test_clients_inside_find_the_release_s_namespace_in_the_certificate(chart: P
     assert list(certificates_prove_roles(documents)) == []
 
 
-def test_the_chart_s_source_says_what_to_do_instead() -> None:
+def test_installing_the_charts_source_fails_and_names_make_chart() -> None:
     done = helm("template", "slipstream", K8S / "chart", "--kube-version", "1.32.0")
     assert done.returncode != 0 and "make chart" in done.stderr and "nil pointer" not in done.stderr
 

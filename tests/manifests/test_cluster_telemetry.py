@@ -47,7 +47,7 @@ def test_collector_and_jaeger_read_their_files_and_listen_where_they_are_asked()
 
 
 @pytest.mark.parametrize("overlay", ["production"])
-def test_every_span_of_a_pod_says_which_one_it_is_from(overlay: str) -> None:
+def test_every_span_of_a_pod_names_its_pod(overlay: str) -> None:
     documents = render(K8S / "overlays" / overlay)
     for workload in roles(documents):
         container = workload.spec["containers"][0]
@@ -135,7 +135,9 @@ def memory(documents: Documents, deployment: str) -> float:
 
 
 @pytest.mark.parametrize("scaled", ["verifier", "drafter-model"])
-def test_sessions_that_wait_count_while_nobody_of_the_role_is_scraped(scaled: str, tmp_path: Path) -> None:
+def test_waiting_sessions_count_for_scaling_while_no_replica_of_the_role_is_scraped(
+    scaled: str, tmp_path: Path
+) -> None:
     """That is when they wait. Without gateways nothing is known, and KEDA falls back."""
     triggers = find(render(PRODUCTION), "ScaledObject", scaled)["spec"]["triggers"]
     (query,) = (

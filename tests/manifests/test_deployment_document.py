@@ -40,7 +40,7 @@ def test_the_overlay_of_ones_own_renders_and_keeps_to_every_policy(tmp_path: Pat
     assert (thresholds["verifier", "sessions"], thresholds["drafter-model", "needed"]) == ("22", "27")
 
 
-def test_a_region_differs_in_what_its_overlay_says_and_keeps_to_every_policy(tmp_path: Path) -> None:
+def test_a_region_differs_only_by_its_overlay_and_keeps_to_every_policy(tmp_path: Path) -> None:
     mine = render(shown("mine", tmp_path))
     europe = render(shown("europe", tmp_path))
     assert [sentence for policy in POLICIES for sentence in policy(europe)] == []
@@ -56,7 +56,7 @@ def test_a_region_differs_in_what_its_overlay_says_and_keeps_to_every_policy(tmp
     assert annotations["external-dns.alpha.kubernetes.io/hostname"].split(",") == names
 
 
-def test_the_memory_of_models_is_what_the_formula_says_of_what_is_set() -> None:
+def test_the_documented_memory_of_models_follows_from_the_settings_by_its_formula() -> None:
     rows = re.findall(r"^\| .+?, (target|draft).*?((?: \| [\d.]+){8}) \|$", TEXT, re.MULTILINE)
     told = [(role, [float(number) for number in numbers.split(" | ")[1:]]) for role, numbers in rows]
     assert [role for role, _ in told] == ["target", "draft", "target"]
@@ -152,7 +152,7 @@ def test_every_command_that_needs_a_cluster_is_listed() -> None:
     assert len(listed) == len({*listed})
 
 
-def test_only_one_page_says_what_was_not_run() -> None:
+def test_only_one_page_lists_what_was_not_run() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     saying = {page.name for page in pages if "not run" in page.read_text("utf-8")}
     assert saying <= {"tested-on.md"}

@@ -92,7 +92,7 @@ def _names(text: str) -> list[str]:
     return [name for part in text.split(", ") for name in groups.get(part, [part])]
 
 
-def test_who_may_reach_whom_is_what_the_document_says(documents: Documents) -> None:
+def test_pods_reach_each_other_as_documented(documents: Documents) -> None:
     assert set(_names("a pod")) == set(pods(documents))
     found, written = reach(documents), table()
     assert sorted(found - written) == [] and sorted(written - found) == []
@@ -112,7 +112,7 @@ def test_pods_of_a_group_reach_each_other_and_only_the_leader_is_reached_by_gate
     assert not may_reach(documents, gateway, follower, (50071, "TCP"))
 
 
-def test_without_policies_everybody_may() -> None:
+def test_without_network_policies_any_pod_may_be_reached() -> None:
     documents = render(K8S / "overlays/local")
     assert may_reach(documents, OUTSIDE["a stranger"], pods(documents)["verifier"], (50071, "TCP"))
 
@@ -136,7 +136,7 @@ def allow(policy: str, direction: str, rule: Document) -> Callable[[Documents], 
         allow("store", "ingress", {"from": [{"namespaceSelector": {}}]}),
     ],
 )
-def test_a_policy_that_is_another_is_noticed(documents: Documents, mutate: Callable[[Documents], Any]) -> None:
+def test_a_changed_network_policy_is_detected(documents: Documents, mutate: Callable[[Documents], Any]) -> None:
     changed = copy.deepcopy(documents)
     mutate(changed)
     assert reach(changed) != reach(documents)

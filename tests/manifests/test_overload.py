@@ -56,7 +56,7 @@ def test_drafters_may_go_to_zero_and_any_session_brings_one_back() -> None:
 SCALING = Scaling(Bounds(6, 22, 64), Bounds(5, 27, 90), speculates=True)
 
 
-def test_what_a_plan_writes_is_a_component_and_values_of_the_chart(chart: Path, tmp_path: Path) -> None:
+def test_a_plan_writes_a_component_and_values_of_the_chart(chart: Path, tmp_path: Path) -> None:
     given = read(ROOT / "examples/plan/h100-l4.toml")
     (tmp_path / "plan").mkdir()
     (tmp_path / "plan" / "kustomization.yaml").write_text(json.dumps(component(given, SCALING)))

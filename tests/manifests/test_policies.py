@@ -274,7 +274,7 @@ MUTANTS: list[tuple[Policy, tuple[str, str], Mutation]] = [
 
 
 @pytest.mark.parametrize(("policy", "which", "mutate"), MUTANTS)
-def test_a_policy_that_is_broken_says_so(policy: Policy, which: tuple[str, str], mutate: Mutation) -> None:
+def test_a_violation_of_a_policy_is_reported(policy: Policy, which: tuple[str, str], mutate: Mutation) -> None:
     documents = render(K8S / ("base" if which == STORE else "overlays/production"))  # whose Redis is another's
     mutate(find(documents, *which))
     assert list(policy(documents))

@@ -113,7 +113,7 @@ def test_every_resource_of_kubernetes_is_valid(everything: list[Document], versi
         lambda d: d["spec"].pop("selector"),
     ],
 )
-def test_a_resource_that_is_not_says_so(mutate: Callable[[Document], Any]) -> None:
+def test_an_invalid_resource_is_refused(mutate: Callable[[Document], Any]) -> None:
     document = find(render(K8S / "base"), "Deployment", "verifier")
     mutate(document)
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -129,7 +129,7 @@ def test_a_resource_that_is_not_says_so(mutate: Callable[[Document], Any]) -> No
         lambda d: d["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"].update(terminationGracePeriod=5),
     ],
 )
-def test_a_group_that_is_none_says_so(everything: list[Document], mutate: Callable[[Document], Any]) -> None:
+def test_an_invalid_leader_worker_set_is_refused(everything: list[Document], mutate: Callable[[Document], Any]) -> None:
     found, *_ = (document for document in everything if document["kind"] == "LeaderWorkerSet")
     changed = copy.deepcopy(found)
     mutate(changed)

@@ -19,7 +19,7 @@ from verifier_svc.sources.local_drafters import GOOD_ACCURACY, OWN_LENGTH, OWN_T
 
 
 @torch.inference_mode()
-def test_a_head_is_told_from_itself_with_its_layers_in_another_order(smollm2: Path) -> None:
+def test_accuracy_distinguishes_a_head_from_itself_with_its_layers_reversed(smollm2: Path) -> None:
     """The first one is served without a warning, the other one with one: it is above the least."""
     torch.set_num_threads(1)
     head = load_head(str(ROOT / "models" / "smollm2-eagle"), read_target(str(smollm2)), torch.float32)

@@ -157,7 +157,9 @@ def likelihoods(text: str) -> tuple[list[int], torch.Tensor]:
         return tokens, model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
 
 
-async def test_likelihoods_of_a_prompt_are_the_library_s_as_lm_eval_asks_for_them(exact: openai.AsyncOpenAI) -> None:
+async def test_log_probabilities_of_a_prompt_as_lm_eval_requests_them_equal_the_librarys(
+    exact: openai.AsyncOpenAI,
+) -> None:
     """Token ids of a context with its continuation, echoed with one likeliest token each; what is scored is the
     continuation, by the numbers and by whether it is what the model would say."""
     text = "\n".join(["The capital of France is Paris.", *OWN])

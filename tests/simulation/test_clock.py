@@ -16,7 +16,7 @@ def simulate(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-def test_what_became_due_while_a_party_was_frozen_runs_in_order_when_it_is_thawed() -> None:
+def test_timers_due_while_a_party_is_frozen_run_in_order_when_it_is_thawed() -> None:
     async def main() -> None:
         party, ran = Party("one"), list[tuple[str, float]]()
         loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ def test_a_timer_that_became_due_can_still_be_cancelled_before_the_party_runs_on
     simulate(main())
 
 
-def test_others_run_on_while_one_is_frozen() -> None:
+def test_other_parties_run_on_while_one_is_frozen() -> None:
     async def main() -> None:
         frozen, other = Party("one"), Party("other")
         frozen.freeze()
@@ -67,6 +67,6 @@ def test_others_run_on_while_one_is_frozen() -> None:
     simulate(main())
 
 
-def test_a_world_in_which_nothing_can_happen_any_more_is_an_error() -> None:
+def test_a_simulation_in_which_no_event_can_happen_any_more_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="waits for another"):
         simulate(asyncio.Event().wait())  # type: ignore[arg-type]

@@ -52,12 +52,12 @@ def reports() -> list[Report]:
     return [run(seed, storm) for seed in range(SEEDS)]
 
 
-def test_no_seed_breaks_a_promise(reports: list[Report]) -> None:
+def test_no_seed_breaks_an_invariant(reports: list[Report]) -> None:
     failed = [f"seed {each.seed}: {each.failure}\n{AGAIN.format(seed=each.seed)}" for each in reports if each.failure]
     assert not failed, "\n".join(failed)
 
 
-def test_what_threads_of_other_tests_do_changes_nothing(reports: list[Report]) -> None:
+def test_threads_of_other_tests_do_not_change_a_simulation(reports: list[Report]) -> None:
     """Such as one that still tries to export spans: it logs errors, and draws random numbers for its delays."""
     ended = threading.Event()
 
@@ -82,7 +82,7 @@ def test_every_fault_happened(reports: list[Report]) -> None:
     assert not [fault for fault in FAULTS if not counts[fault]]
 
 
-def test_without_faults_nothing_is_given_up() -> None:
+def test_without_faults_no_recovery_takes_place() -> None:
     report = run(0, calm, Size(clients=2))
     assert not report.failure
     happened = {what for what, number in report.counts.items() if number}
@@ -113,14 +113,14 @@ def test_no_text_goes_on_with_another_arithmetic_unless_it_is_marked() -> None:
 
 
 @pytest.mark.parametrize("relaxed", [0.0, 1.0], ids=["strict", "relaxed"])
-def test_nobody_notices_when_everything_is_restarted_in_turn(relaxed: float) -> None:
+def test_restarting_every_process_in_turn_disturbs_no_client(relaxed: float) -> None:
     report = run(0, restarts, replace(ROLLING, relaxed=relaxed))
     assert not report.failure
     assert report.counts["restarts"] == 7 and report.counts["texts"] == 16
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_that_is_switched_off_is_missed(rule: str) -> None:
+def test_switching_a_rule_off_makes_some_seed_fail(rule: str) -> None:
     faults, size, first = worlds(rule)
     with switched_off(rule):
         failures = (run(seed, faults, size).failure for seed in range(first, first + MOST_SEEDS))

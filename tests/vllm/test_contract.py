@@ -38,7 +38,7 @@ def test_nothing_that_the_executor_relies_on_has_moved() -> None:
     assert moved(installed()) == []
 
 
-def test_what_the_next_version_has_moved_is_known() -> None:
+def test_the_moves_of_the_next_vllm_version_are_listed() -> None:
     wheels = list(NEXT.glob("vllm-0.33.*.whl"))
     if not wheels:
         pytest.skip(f"no wheel there: pip download --no-deps -d {NEXT} vllm==0.33.*")
@@ -54,13 +54,13 @@ def test_what_the_next_version_has_moved_is_known() -> None:
         ("v1/worker/gpu/eplb_utils.py", "def step_eplb_after", "def after", "there is no such definition"),
     ],
 )
-def test_what_moves_is_named(file: str, old: str, new: str, how: str) -> None:
+def test_a_moved_name_of_vllm_is_reported_with_its_file(file: str, old: str, new: str, how: str) -> None:
     read = installed()
     (found,) = moved(lambda path: read(path).replace(old, new) if path == file else read(path))
     assert found.startswith(f"{file}: ") and how in found
 
 
-def test_what_is_sent_with_a_step() -> None:
+def test_step_messages_of_vllm_have_the_fields_that_the_executor_uses() -> None:
     from vllm import SamplingParams
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput

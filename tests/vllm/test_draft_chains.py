@@ -85,7 +85,7 @@ def counted(engine: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_what_a_chain_computed_is_not_computed_again(
+def test_tokens_that_a_chain_computed_are_not_computed_again(
     engine: Any, chains: ChainProposer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = list(prompts(1)[0])

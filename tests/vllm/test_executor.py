@@ -87,7 +87,7 @@ def test_grammars_hold_and_give_the_embedded_executor_s_text(executor: Any, embe
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-def test_what_a_session_s_own_tokens_forbid_is_never_chosen(
+def test_tokens_that_the_rules_of_a_session_forbid_are_never_chosen(
     executor: Any, embedded: Any, expected: dict[Case, Decoded], rule: str
 ) -> None:
     """A least length, bad words and a limit of reasoning. Candidates are also what the text would be without them."""
@@ -234,7 +234,7 @@ def test_a_step_that_failed_may_run_again(
     assert texts(running.run()) == {case: expected[case].token_ids for case in CASES[:4]}
 
 
-def test_tokens_are_distributed_as_the_target_says(executor: Any, embedded: Any) -> None:
+def test_tokens_follow_the_target_distribution(executor: Any, embedded: Any) -> None:
     """Chi-square of where each token fell in the target's own distribution, under candidates that are often wrong."""
     sampling = [SamplingParams(temperature=1.0, seed=seed, top_k=20) for seed in range(24)]
     cases = [Case(prompt, each) for prompt, each in zip(prompts(24), sampling, strict=True)]

@@ -57,7 +57,7 @@ async def system(others: Others) -> AsyncIterator[System]:
         yield running
 
 
-async def test_sampled_tokens_are_distributed_as_the_target_says(system: System) -> None:
+async def test_sampled_tokens_follow_the_target_distribution(system: System) -> None:
     await assert_distributed(system.on_vllm, "coupled", tries=10, places=500)
 
 

@@ -81,7 +81,7 @@ def test_chains_of_any_lengths_are_one_full_graph_where_the_attention_takes_them
     assert dispatched(manager, [0, 3, 8], reads_prompt=True) == "PIECEWISE"
 
 
-def test_without_that_equal_chains_of_every_padded_length_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_attention_needs_equal_lengths_padded_chains_are_one_full_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, manager = managed(monkeypatch, "FULL_AND_PIECEWISE", uneven="FLASH_ATTN")
     assert runner.graphs.path == "padded" and runner.graphs.lengths == (0, 1, 2, 4, 8)
     assert "FLASH_ATTN" in runner.graphs.notice and "0, 1, 2, 4, 8" in runner.graphs.notice
@@ -92,12 +92,12 @@ def test_without_that_equal_chains_of_every_padded_length_are_one(monkeypatch: p
 
 
 @pytest.mark.parametrize(("mode", "path"), [("PIECEWISE", "piecewise"), ("NONE", "eager")])
-def test_what_has_no_full_graphs_says_so(monkeypatch: pytest.MonkeyPatch, mode: str, path: str) -> None:
+def test_a_model_without_full_cuda_graphs_reports_it(monkeypatch: pytest.MonkeyPatch, mode: str, path: str) -> None:
     runner, _ = managed(monkeypatch, mode, uneven="")
     assert runner.graphs.path == path and f"no full CUDA graphs for this model ({mode})" in runner.graphs.notice
 
 
-def test_eager_passes_that_the_operator_asked_for_need_no_notice() -> None:
+def test_eager_passes_that_the_operator_chose_cause_no_warning() -> None:
     from vllm.config import CUDAGraphMode
 
     from verifier_svc.execution.vllm.runner import graphs_of
@@ -184,7 +184,7 @@ def test_chains_stay_as_they_are_without_need_or_room(
     assert output.num_scheduled_tokens == {one: 4, two: pending}
 
 
-def test_a_request_of_which_less_was_kept_than_decided_is_rewound() -> None:
+def test_a_request_with_fewer_kept_than_sampled_tokens_is_rewound() -> None:
     bench = Bench()
     first = bench.sequences[0]
     bench.run([(first, [19], [7, 7])], decided=3)

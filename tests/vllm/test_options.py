@@ -45,7 +45,7 @@ def test_on_a_gpu_settings_and_options_of_vllm_hold() -> None:
     assert given.kv_cache_memory_bytes == 4 << 30
 
 
-def test_what_was_compiled_is_found_again_at_the_next_start() -> None:
+def test_the_compilation_cache_is_valid_at_the_next_start() -> None:
     config = VerifierConfig(model=TARGET, engine="vllm")
     starts = (engine_config(config, describe_checkpoint(TARGET), Path(name))[0] for name in ("one", "two"))
     assert len({each.compute_hash() for each in starts}) == 1

@@ -43,7 +43,7 @@ def test_an_int8_checkpoint_has_one_text_whatever_is_drafted(quantised: Any, emb
     assert quantised.kv.blocks_free == quantised.kv.blocks_total
 
 
-def test_more_sessions_than_a_worker_knows_at_once_take_turns(quantised: Any) -> None:
+def test_more_sessions_than_a_worker_holds_at_once_take_turns(quantised: Any) -> None:
     """It drops those that waited longest, which are sent anew."""
     plain = texts(decode(quantised, CASES))
     turns = [Decoding(quantised, guesses(plain, 0.8)) for _ in range(2)]

@@ -51,7 +51,7 @@ def test_a_worker_s_refusal_is_its_own_sentence() -> None:
         open_executor(vllm_args=f"--kv-cache-memory-bytes {1 << 50}")
 
 
-def test_a_worker_that_is_killed_while_it_starts_is_told() -> None:
+def test_a_worker_that_is_killed_while_it_starts_is_reported() -> None:
     kill = threading.Thread(target=kill_next_worker)
     kill.start()
     with pytest.raises(FailedPrecondition, match="a worker ended at its start without a word"):

@@ -111,7 +111,7 @@ def test_without_kv_behind_a_step_one_token_is_drafted(served: Served) -> None:
     assert texts(decoding.run()) == {case: served.plain[case] for case in CASES[:3]}
 
 
-def test_a_head_that_nobody_wants_to_draft_still_reads(served: Served) -> None:
+def test_a_head_that_does_not_draft_still_reads(served: Served) -> None:
     """While it rests its KV goes on, so that it knows the text when it drafts again."""
     decoding = Speculated(served.executor)
     case = CASES[0]

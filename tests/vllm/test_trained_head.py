@@ -68,7 +68,7 @@ def accepted_here(request: TrainRequest, texts: list[list[int]]) -> list[int]:
     return accepted
 
 
-def test_vllm_accepts_as_many_of_its_candidates(tmp_path: Path) -> None:
+def test_vllm_accepts_as_many_candidates_of_an_exported_head_as_this_engine(tmp_path: Path) -> None:
     target = save_easy_target(tmp_path / "target", hidden_size=128, num_hidden_layers=4)
     request = trained(target, tmp_path / "head")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}  # of our executor

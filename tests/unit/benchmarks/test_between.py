@@ -9,10 +9,10 @@ from benchmarks.between import calls
 
 
 @pytest.mark.parametrize(("nodes", "most"), [(0, 200), (8, 560)])
-async def test_python_calls_between_two_passes(nodes: int, most: int) -> None:
+async def test_python_calls_between_two_passes_are_bounded(nodes: int, most: int) -> None:
     """Of each of 32 sessions, those included that are made while the next pass runs."""
     assert await calls(32, nodes) / 32 <= most
 
 
-async def test_untraced_sessions_are_asked_thrice_a_step_whether_they_are_traced() -> None:
+async def test_untraced_sessions_are_checked_for_tracing_three_times_a_step_at_most() -> None:
     assert await tracing.questions() <= 3 * tracing.SESSIONS

@@ -24,7 +24,7 @@ def test_kernels_and_operators_sample_the_same_tokens() -> None:
     assert found["9 rows: rows that differ"] == found["9 rows, top-p 0.9: rows that differ"] == 0
 
 
-def test_all_ways_of_the_draft_loop_choose_the_same_tokens() -> None:
+def test_all_variants_of_the_draft_loop_choose_the_same_tokens() -> None:
     found = draft_loop.measure(SMALL)
     assert [found[f"{sessions} x 256: the same tokens"] for sessions in (1, 8)] == [True, True]
 

@@ -86,7 +86,7 @@ def test_cpu_of_own_processes_is_not_others() -> None:
         child.communicate(b"\n")
 
 
-def test_others_are_what_is_neither_own_nor_idle_nor_stolen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_of_others_excludes_our_own_idle_and_stolen_time(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, own = iter([(10, 100, 1000), (20, 130, 1200)]), iter([500, 580])
     monkeypatch.setattr(disturbance, "machine_ticks", lambda: next(machine))
     monkeypatch.setattr(disturbance, "own_ticks", lambda: next(own))
@@ -150,7 +150,7 @@ async def test_too_few_kept_prompts_are_chosen_again(tmp_path: Path, monkeypatch
     assert (await peers.chosen(20, 24)).prompts == many.prompts  # kept
 
 
-def test_a_row_pairs_neighbours_and_says_what_was_disturbed() -> None:
+def test_a_row_pairs_neighbouring_runs_and_reports_disturbance() -> None:
     prompts = peers.Prompts([[1], [2]], [[3, 4], [5, 6]])
     speeds = [(10.0, 20.0, QUIET), (5.0, 10.0, LOUD)]  # the machine halved
     pairs = [[peers.Sample(a, [], seen), peers.Sample(b, [[3, 4], [5, 7]], seen)] for a, b, seen in speeds]

@@ -39,7 +39,7 @@ def test_without_a_candidate_each_pass_commits_one_token() -> None:
     assert counts.passes == counts.tokens == 2 * len(OUTPUT) and counts.candidates > 0 and counts.claimed > 0
 
 
-def test_what_one_text_writes_the_next_one_finds_in_the_corpus() -> None:
+def test_texts_find_earlier_texts_in_the_corpus() -> None:
     """More than are read at a time: the first ones have ended when the last ones begin."""
     texts = [Text("greedy", [200 + number], number, len(OUTPUT), plain=OUTPUT) for number in range(12)]
     alone = walk(texts, open_proposer("suffix", ProposerSettings()), Way(), Given())

@@ -14,7 +14,7 @@ from slipstream.engine.devices import download, upload
 NUMBERS = torch.arange(12.0).view(3, 4)
 
 
-def test_what_is_computed_there_is_what_a_cpu_computes() -> None:
+def test_operators_on_the_virtual_gpu_equal_those_on_a_cpu() -> None:
     weight = torch.randn(5, 4)
     with torch.inference_mode(), VirtualGPU():
         there = Remote(NUMBERS)

@@ -14,7 +14,7 @@ BEFORE, NOW = SETTINGS.values()
 COLD_STARTS_S = (180, 600, 900)
 
 
-def test_what_is_simulated_is_what_the_manifests_say() -> None:
+def test_the_simulated_settings_are_those_of_the_manifests() -> None:
     scaled = yaml.safe_load((ROOT / "k8s/components/autoscaling/verifier.yaml").read_text("utf-8"))["spec"]
     (sessions,) = (each["metadata"]["threshold"] for each in scaled["triggers"] if each["name"] == "sessions")
     pod = yaml.safe_load((ROOT / "k8s/components/gpu-verifier/verifier.yaml").read_text("utf-8"))["spec"]["template"]
@@ -34,7 +34,7 @@ def test_fewer_requests_are_slow_and_none_by_much(name: str, cold_start_s: int) 
     assert now.pod_hours < 1.15 * before.pod_hours
 
 
-def test_a_slow_rise_refuses_next_to_nobody() -> None:
+def test_a_slow_rise_of_traffic_refuses_under_2_percent_of_requests() -> None:
     traffic, seconds = TRAFFIC["8 to 24 requests/s over 30 minutes"]
     assert [simulated(traffic, seconds, cold, *NOW).refused < 0.02 for cold in COLD_STARTS_S] == [True] * 3
 

@@ -72,7 +72,7 @@ def test_one_place_is_a_queue_with_a_constant_service_time() -> None:
 @pytest.mark.parametrize(
     "cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1), Cell(replace(PLAIN, draft=LinearCost(0.002)))]
 )
-def test_nothing_is_lost_or_made(cell: Cell) -> None:
+def test_sessions_and_tokens_are_conserved(cell: Cell) -> None:
     sizes = [(7 * n % 900 + 1, 3 * n % 70 + 1) for n in range(40)]
     with Simulation(cell) as simulation:
         simulation.open_arrivals((0.05, *size) for size in sizes)
@@ -87,7 +87,7 @@ def test_nothing_is_lost_or_made(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize(("right", "length"), [(0.8, 4), (0.5, 8), (0.0, 3), (1.0, 5)])
-def test_a_chain_brings_what_the_geometric_series_says(right: float, length: int) -> None:
+def test_a_chain_yields_the_tokens_of_the_geometric_series(right: float, length: int) -> None:
     """(1 - a^(k+1)) / (1 - a) tokens a round (Leviathan et al., 2023)."""
     chain = Selection((0,) * length, tuple(range(-1, length - 1)))
     settings = replace(PLAIN, acceptance=Acceptance([right], width=1))
@@ -98,7 +98,7 @@ def test_a_chain_brings_what_the_geometric_series_says(right: float, length: int
     assert brought == pytest.approx(sum(right**k for k in range(length + 1)), rel=0.03)
 
 
-def test_the_target_takes_each_guess_as_often_as_the_drafter_says() -> None:
+def test_the_target_accepts_each_candidate_at_the_configured_rate() -> None:
     acceptance = Acceptance([0.6, 0.3], fanout=0.7)
     draws = random.Random(1)
     for depth in (1, 2, 9):
@@ -131,7 +131,7 @@ def test_a_drafter_s_passes_cost_what_they_compute() -> None:
     assert parents == sorted(parents) and set(parents[:4]) == {ROOT} and len(set(parents[4:])) == 6
 
 
-def test_a_session_that_no_verifier_has_room_for_is_an_error() -> None:
+def test_a_session_that_no_verifier_can_hold_is_an_error() -> None:
     with pytest.raises(FailedPrecondition, match="cannot serve this traffic"):
         closed(Cell(replace(PLAIN, kv_tokens=64)), 1, output=100)
 
@@ -155,7 +155,7 @@ def test_a_drafter_that_is_never_right_costs_little() -> None:
     assert wrong.tokens_per_s > 0.85 * closed(Cell(PLAIN), 4).tokens_per_s
 
 
-def test_a_draft_model_that_costs_more_than_it_brings_is_not_asked() -> None:
+def test_a_draft_model_that_costs_more_than_it_gains_is_not_used() -> None:
     """Co-located speculation is never worse than none."""
     dear = Cell(replace(PLAIN, draft=LinearCost(1.0)))
     assert closed(dear, 4).tpot_s(0.5) == pytest.approx(closed(Cell(PLAIN), 4).tpot_s(0.5))
@@ -208,7 +208,7 @@ def test_more_traffic_is_never_faster(rate: float, times: float) -> None:
     assert more.stable <= less.stable
 
 
-def test_too_much_traffic_is_said_to_be_too_much() -> None:
+def test_traffic_above_the_capacity_is_reported_as_unstable() -> None:
     cells = known([100.0] * 2)
     assert cells.at(0.99).stable
     assert not cells.at(1.01).stable

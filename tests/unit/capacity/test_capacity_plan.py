@@ -89,7 +89,7 @@ def small() -> Scenario:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_examples_can_be_read_and_say_what_they_are(path: Path) -> None:
+def test_the_examples_can_be_read_and_state_their_assumptions(path: Path) -> None:
     scenario = read(path)
     assert scenario.traffic.rate > 0.0
     assert "ASSUMPTIONS" in path.read_text() and "assumed" in scenario.name
@@ -116,7 +116,7 @@ def test_the_examples_can_be_read_and_say_what_they_are(path: Path) -> None:
         ("network", 5, r"network is 5; write a table, \[network\]"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_words(part: str, given: dict[str, Any], says: str) -> None:
+def test_an_invalid_scenario_is_refused_with_a_sentence(part: str, given: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         parse(SMALL | {part: given})
 
@@ -140,7 +140,7 @@ def test_a_table_of_another_shape_is_refused(seconds: list[list[float]]) -> None
 
 
 @given(st.integers(1, 2000), st.floats(0.0, 2.0))
-def test_lengths_have_their_mean(mean: int, cv: float) -> None:
+def test_sampled_lengths_have_the_configured_mean(mean: int, cv: float) -> None:
     import numpy as np
 
     sample = Lengths(mean, cv).sample(np.random.default_rng(0), 4000)
@@ -200,7 +200,7 @@ def test_an_slo_that_nothing_meets_has_no_fleet(small: Scenario) -> None:
     assert (made.verifiers, made.limit, made.price_per_hour) == (0, "TPOT", math.inf)
 
 
-def test_a_day_follows_the_sun(small: Scenario) -> None:
+def test_scaled_replicas_follow_the_traffic_of_all_regions_over_a_day(small: Scenario) -> None:
     made = plan_mode(plain(small), small, exact=False)
     moments, fixed = day(small, made), day(small, made, scaled=False)
     assert max(m.rate for m in moments) < 70.0
@@ -217,7 +217,7 @@ def test_a_regions_traffic_is_highest_at_its_peak() -> None:
     assert region.rate(8.0) == pytest.approx(30.0)
 
 
-def test_the_command_tells_both_ways(tmp_path: Path) -> None:
+def test_the_command_reports_plans_as_json_and_as_a_table(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(plan)
     path = tmp_path / "small.json"

@@ -20,7 +20,7 @@ LLAMA_1B = (1.236e9, 16, 0.263e9)
 """Parameters, layers, output layer of Llama 3.2 1B."""
 
 
-def test_a_level_takes_what_its_bytes_take_and_a_graph() -> None:
+def test_the_time_of_a_level_is_that_of_its_bytes_and_of_a_graph() -> None:
     """Known: 2.47 GB at 0.85 of 300 GB/s are 9.7 ms, and a quarter of them but for the output layer 2.9."""
     times = level_times(*LLAMA_1B)
     assert set(times) == set(GPUS)
@@ -39,7 +39,7 @@ def test_without_graphs_the_host_is_the_floor() -> None:
     assert quick == pytest.approx(0.0064, rel=0.02) and slow == pytest.approx(0.0107, rel=0.02)
 
 
-def test_several_gpus_divide_the_weights_and_meet() -> None:
+def test_several_gpus_divide_the_weights_and_synchronise() -> None:
     line = GpuCost("H100", 70.6e9, 80, 8, number=4).line()
     assert line.base_s == pytest.approx(0.0085, rel=0.02)
     assert line(line.free_tokens, 1) == line.base_s < line(4 * line.free_tokens, 1)
@@ -65,7 +65,7 @@ def test_a_session_reads_its_context() -> None:
         ({"gpu": "L4", "parameters": 1e9, "layers": 0}, "above 0"),
     ],
 )
-def test_what_is_no_cost_on_a_gpu_is_named(cost: dict[str, object], words: str) -> None:
+def test_an_invalid_cost_of_a_gpu_is_refused_by_name(cost: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         read_cost(cost)
 

@@ -35,7 +35,7 @@ def test_the_report_names_the_kind_of_text_on_which_speculation_pays_most() -> N
     assert "are the same." in text and "It pays most on copy: 2.00 times" in text
 
 
-def test_the_report_says_where_speculation_pays_on_nothing() -> None:
+def test_the_report_states_that_speculation_pays_on_no_kind_of_text() -> None:
     assert "It pays on none of them" in report([comparison("question", 0.1, 0.11, 4)])
 
 

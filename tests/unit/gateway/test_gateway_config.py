@@ -76,6 +76,6 @@ def test_numbers_with_which_nothing_could_be_served_are_refused_by_name(name: st
 
 
 @pytest.mark.parametrize("name", [*COUNTS, *SPANS])
-def test_none_at_all_is_a_number_too(name: str) -> None:
+def test_limits_may_be_set_to_zero(name: str) -> None:
     config = from_env(GatewayConfig, "GATEWAY_", NEEDED | {f"GATEWAY_{name}": "0"})
     assert getattr(config, name.lower()) == 0

@@ -81,7 +81,7 @@ def test_no_decision_is_taken_by_a_wall_clock() -> None:
     assert {path for path in reading if not path.startswith(("benchmarks/", "examples/"))} == DATES | {SPANS, STARTS}
 
 
-def test_our_sources_hold_nothing_of_it() -> None:
+def test_our_sources_have_no_banned_construct() -> None:
     found = {str(path.relative_to(ROOT)): list(faults(path.read_text("utf-8"))) for path in SOURCES}
     assert not {path: lines for path, lines in found.items() if lines}
     assert len(SOURCES) > 100
@@ -110,7 +110,7 @@ def test_our_sources_hold_nothing_of_it() -> None:
         "os.system(text)",
     ],
 )
-def test_each_of_it_would_be_found(source: str) -> None:
+def test_each_banned_construct_is_found(source: str) -> None:
     assert list(faults(source))
 
 
@@ -125,7 +125,7 @@ def test_each_of_it_would_be_found(source: str) -> None:
         "json.loads(text)",
     ],
 )
-def test_what_only_looks_like_it_is_not(source: str) -> None:
+def test_constructs_that_only_resemble_banned_ones_pass(source: str) -> None:
     assert not list(faults(source))
 
 

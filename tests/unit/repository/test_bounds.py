@@ -270,7 +270,7 @@ def test_each_queue_and_cache_would_be_found(source: str) -> None:
         ("class A:\n def __init__(self): self._x = set()\n def f(self): self._x = set()", []),
     ],
 )
-def test_what_only_grows_would_be_found(source: str, found: list[str]) -> None:
+def test_collections_that_only_grow_are_found(source: str, found: list[str]) -> None:
     assert list(growing(source)) == found
 
 

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("assets", [None, "empty"])
-def test_without_a_control_plane_the_command_fails_and_says_what_it_lacks(assets: str | None, tmp_path: Path) -> None:
+def test_without_a_control_plane_the_command_fails_and_names_what_is_missing(
+    assets: str | None, tmp_path: Path
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != ASSETS}
     if assets is not None:
         environment[ASSETS] = str(tmp_path)
@@ -27,7 +29,7 @@ def test_without_a_control_plane_the_command_fails_and_says_what_it_lacks(assets
     assert all(name in done.stderr for name in (ASSETS, *CONTROL_PLANE, *TELEMETRY))
 
 
-def test_what_is_there_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_are_installed_are_not_reported_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*CONTROL_PLANE, *TELEMETRY):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

@@ -117,7 +117,7 @@ def test_a_dashboard_is_whole() -> None:
 
 
 @pytest.mark.parametrize(("where", "expr"), list(queries()))
-def test_every_metric_that_is_asked_for_is_told(where: str, expr: str) -> None:
+def test_every_metric_in_a_query_is_exposed(where: str, expr: str) -> None:
     names, theirs = set(NAME.findall(expr)), set(THEIRS.findall(expr))
     assert names | theirs and names <= told() | RECORDED and theirs <= set(ELSEWHERE), where
     for series, selector in re.findall(rf"({NAME.pattern})\{{([^}}]*)\}}", expr):
@@ -178,7 +178,7 @@ def test_every_series_of_a_dashboard_is_of_the_chosen_systems() -> None:
 
 
 @pytest.mark.parametrize("dashboard", FILES, ids=lambda each: each["uid"])
-def test_grafanas_own_types_know_every_field_of_a_dashboard(dashboard: Json) -> None:
+def test_grafanas_own_types_accept_every_field_of_a_dashboard(dashboard: Json) -> None:
     """Its generated models drop what they do not know: nothing of ours goes but what its Prometheus source reads."""
     models = import_module("grafana_foundation_sdk.models.dashboard")
     encoder = import_module("grafana_foundation_sdk.cog.encoder").JSONEncoder
@@ -216,7 +216,7 @@ def test_alerts_fire_when_they_should_and_not_else() -> None:
         assert True in cases and (False in cases), f"{alert} is to be tested both ways"
 
 
-def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do() -> None:
+def test_every_alert_has_a_summary_a_description_and_a_runbook() -> None:
     headings = {heading.lower() for heading in re.findall(r"^### (\w+)$", DOCUMENT, re.MULTILINE)}
     for rule in RULES:
         if "alert" in rule:
@@ -227,7 +227,7 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_what_to_do() -> None:
             assert "absent(" not in rule["expr"], "it hides every system but the last"
 
 
-def test_a_page_says_where_and_its_runbook_names_panels_that_are_there() -> None:
+def test_alerts_name_their_labels_and_runbooks_name_existing_panels() -> None:
     for rule in RULES:
         if "alert" in rule:
             assert "{{ $labels." in rule["annotations"]["summary"], rule["alert"]

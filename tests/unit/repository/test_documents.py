@@ -60,13 +60,13 @@ def test_the_readme_counts_the_files_and_lines_of_its_reading_list() -> None:
     assert abs(lines - int(told[2].replace(",", ""))) <= 0.03 * lines, f"{lines} lines"
 
 
-def test_every_setting_is_in_the_document_as_its_dataclass_says() -> None:
+def test_every_setting_is_documented_as_in_its_dataclass() -> None:
     assert [each.variable for config in CONFIGS.values() for each in settings(*config) if not each.meaning] == []
     told = (ROOT / "docs" / "settings.md").read_text("utf-8")
     assert told == document(), "run `python -m tools.settings > docs/settings.md`"
 
 
-def test_the_page_of_models_is_what_the_code_says() -> None:
+def test_the_page_of_models_equals_what_the_code_generates() -> None:
     """Which families there are depends on transformers' version, which the page names."""
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert models.document() + "\n" == page

@@ -73,7 +73,7 @@ def test_the_dockerfile_is_lint_free() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_runs_without_root_and_hears_signals_itself(role: str) -> None:
+def test_a_role_runs_without_root_and_receives_signals_itself(role: str) -> None:
     found = stages(DOCKERFILE)
     assert "USER 10001:10001" in found["role"] and "USER" not in found[role]
     assert re.search(r'^ENTRYPOINT \["python", "-m", "\w+"\]$', found[role], re.MULTILINE)

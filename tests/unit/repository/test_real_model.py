@@ -69,7 +69,7 @@ def test_a_broken_folder_is_replaced_and_a_whole_one_stays(tmp_path: Path, folde
     assert whole(place) and not folder.exists()
 
 
-def test_what_is_there_is_returned_without_a_download(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_model_is_returned_without_a_download(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real_model, "downloaded", lambda folder: pytest.fail("it was downloaded again"))
     assert real_model.real_model(folder) == folder
 

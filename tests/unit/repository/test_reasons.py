@@ -75,7 +75,7 @@ def test_every_reason_is_in_the_document() -> None:
     assert not missing, "docs/protocol.md lacks these reasons"
 
 
-def test_the_document_names_no_reason_that_nobody_sends() -> None:
+def test_the_document_names_no_reason_that_is_never_sent() -> None:
     table = PROTOCOL[PROTOCOL.index("## Errors") :]
     written = {name for name in re.findall(r"`([A-Z][A-Z_]+)`", table) if not name.startswith("GATEWAY_")}
     quoted = {word for text in SOURCES.values() for word in re.findall('"([A-Z_]+)"', text)}
@@ -83,7 +83,7 @@ def test_the_document_names_no_reason_that_nobody_sends() -> None:
     assert written - quoted - codes == set()
 
 
-def test_what_refuses_a_request_says_more_than_invalid_argument() -> None:
+def test_every_refusal_of_a_request_has_a_reason_of_its_own() -> None:
     wordless = [
         f"{file}:{call.lineno}"
         for file, call, name in calls()

@@ -44,7 +44,7 @@ def test_jaeger_writes_where_it_reads() -> None:
     assert stores == {known["extensions"]["jaeger_query"]["storage"]["traces"]}
 
 
-def test_jaegers_page_is_for_this_machine_alone_unless_a_container_says_otherwise() -> None:
+def test_jaegers_page_listens_on_this_machine_alone_except_in_a_container() -> None:
     query = configuration("jaeger/jaeger.yaml")["extensions"]["jaeger_query"]
     assert query["http"]["endpoint"] == "${env:JAEGER_LISTEN_HOST:-127.0.0.1}:16686"
     assert query["grpc"]["endpoint"].startswith("127.0.0.1:")
@@ -133,7 +133,7 @@ def test_one_machine_keeps_every_trace_and_a_fleet_one_in_a_hundred() -> None:
     assert compose["environment"] == {variable[1]: "100"}
 
 
-def test_gateways_know_which_traces_the_collector_keeps_of_the_rest() -> None:
+def test_gateways_and_the_collector_keep_the_same_traces_of_the_rest() -> None:
     """Else their exemplars name traces that are not there."""
     [rest] = (policy["probabilistic"] for policy in POLICIES if policy["type"] == "probabilistic")
     assert rest["hash_salt"] == SALT.decode()

@@ -95,7 +95,7 @@ def test_the_default_models_are_in_the_wheel(installed: Path) -> None:
             assert (Path(folder) / file.name).read_bytes() == file.read_bytes()
 
 
-def test_what_only_the_services_read_is_in_the_wheel(installed: Path) -> None:
+def test_files_that_only_services_read_are_in_the_wheel(installed: Path) -> None:
     missing = [
         path.relative_to(ROOT)
         for package in PACKAGES

@@ -1,4 +1,5 @@
-"""The product's words: docstrings name their subject first, and processes send, return and report."""
+"""The words of product and tests: docstrings name their subject first, processes send, return and report, and names of
+tests say so too."""
 
 from __future__ import annotations
 
@@ -25,6 +26,13 @@ SOURCES = {".py", ".proto", ".lua", ".c", ".h", ".js", ".html", ".yaml", ".tpl",
 GENERATED = ROOT / "slipstream" / "v1"
 OPENING = re.compile(r'^ *r?"""(?:What|How|Of|Whom?|The same)\b', re.MULTILINE)
 PRIVATE = re.compile(r"\b(?:[Tt](?:ell(?:s|ing)?|old)|[Hh]ear(?:s|d|ing)?|[Nn]obody|[Ww]hom)\b")
+TEST = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
+PRIVATE_NAME = re.compile(
+    r"^test_(?:what|whose|why)_|_gone_on_(?:with|from)(?=_|$)|"
+    r"_(?:told|tells?|hears?|heard|says?|said|knows?|wants?|believe[sd]?|notice[sd]?|knocks?|liar|"
+    r"nobodys?|anybodys?|somebodys?|everybodys?|whoever|whom?)(?=_|$)"
+)
+"""What a name of a test leaves open: its subject, or what a process does."""
 LITERAL = {"measurement/pairs/check.py": "a friend whom you have not seen"}
 """Words that are meant as they stand, by file: a prompt about people."""
 FILES = {
@@ -42,10 +50,22 @@ def faults(text: str, literal: str = "") -> list[str]:
     return [text[text.rfind("\n", 0, end) + 1 :].partition("\n")[0].strip() for end in found]
 
 
+def private_names(text: str) -> list[str]:
+    """Names of tests that an engineer of the field has to guess at."""
+    return [name for name in TEST.findall(text) if PRIVATE_NAME.search(name)]
+
+
 def test_the_product_has_the_words_of_the_field() -> None:
     assert len(FILES) > 500
     found = {name: faults(path.read_text("utf-8"), LITERAL.get(name, "")) for name, path in FILES.items()}
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_names_of_tests_have_the_words_of_the_field() -> None:
+    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    assert sum(len(TEST.findall(text)) for text in texts.values()) > 2000
+    found = {name: private_names(text) for name, text in texts.items()}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_every_exception_is_in_use() -> None:
@@ -86,3 +106,32 @@ def test_a_planted_fault_is_found(sentence: str) -> None:
 )
 def test_other_sentences_pass(sentence: str) -> None:
     assert faults(f"import os\n{sentence}\n") == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_a_worker_is_told_its_device",
+        "test_followers_hear_of_a_rollback",
+        "test_a_flood_harms_nobody",
+        "test_what_is_lost_is_written_again",
+        "test_a_liar_gets_no_session",
+        "test_the_fleet_is_open_to_those_who",
+        "test_the_last_message_is_gone_on_with",
+    ],
+)
+def test_a_planted_name_is_found(name: str) -> None:
+    assert private_names(f"class Tests:\n    async def {name}(\n        self) -> None: ...\n") == [name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_a_known_file_is_read_whole",
+        "test_a_request_gets_what_its_limit_leaves",
+        "test_sayings_of_tellers",
+        "helper_that_was_told",
+    ],
+)
+def test_another_name_passes(name: str) -> None:
+    assert private_names(f"def {name}() -> None: ...\n") == []

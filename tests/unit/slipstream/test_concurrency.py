@@ -27,7 +27,7 @@ def test_a_peer_that_is_away_for_years_still_has_a_delay() -> None:
     assert 1.0 <= backoff.next_delay_s() <= 2.0
 
 
-def test_tries_that_failed_together_do_not_come_again_together() -> None:
+def test_retries_that_failed_together_are_spread_over_time() -> None:
     assert len({Backoff().next_delay_s() for _ in range(100)}) > 50
 
 
@@ -89,7 +89,7 @@ def test_a_peer_without_progress_for_the_limit_is_stalled(progress_every_s: floa
 
 
 @pytest.mark.parametrize("before_s", [0.5, 3.0, 5.5])
-def test_the_limit_begins_anew_when_this_process_stood_still(before_s: float) -> None:
+def test_the_stall_limit_restarts_after_this_process_was_suspended(before_s: float) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
@@ -110,7 +110,7 @@ def test_the_limit_begins_anew_when_this_process_stood_still(before_s: float) ->
     run(main())
 
 
-def test_progress_that_was_not_due_is_not_missed() -> None:
+def test_a_peer_is_not_stalled_by_progress_that_was_not_due() -> None:
     now = 100.0
     watch = StallWatch(6.0, lambda: now, progress_at=0.0)
     assert watch.stalled() and not watch.stalled(due_since=95.0)
@@ -127,9 +127,7 @@ async def run_check(watch: StallWatch) -> None:
     per_minute=st.integers(1, 1000),
     asks=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 1000)), max_size=40),
 )
-def test_no_window_ever_sees_more_than_a_minutes_worth_and_what_it_brought(
-    per_minute: int, asks: list[tuple[float, int]]
-) -> None:
+def test_no_window_exceeds_a_minutes_limit_and_its_refill(per_minute: int, asks: list[tuple[float, int]]) -> None:
     now, taken = 0.0, 0
     bucket = TokenBucket(per_minute, 60.0, now)
     for pause, amount in asks:
@@ -141,7 +139,7 @@ def test_no_window_ever_sees_more_than_a_minutes_worth_and_what_it_brought(
 
 
 @given(per_minute=st.integers(1, 1000), data=st.data())
-def test_the_time_that_is_told_is_the_time_it_takes(per_minute: int, data: st.DataObject) -> None:
+def test_a_bucket_refills_within_exactly_the_wait_that_it_returns(per_minute: int, data: st.DataObject) -> None:
     first, second = (data.draw(st.integers(1, per_minute)) for _ in range(2))
     bucket = TokenBucket(per_minute, 60.0, 0.0)
     assert bucket.wait_s(first, 0.0) == 0.0
@@ -166,7 +164,7 @@ def test_a_capacity_of_zero_is_without_limit() -> None:
     assert bucket.fits(10**12) and bucket.wait_s(10**12, 0.0) == 0.0
 
 
-def test_another_limit_keeps_what_was_used() -> None:
+def test_resizing_a_bucket_keeps_what_was_used() -> None:
     bucket = TokenBucket(10, 60.0, 0.0)
     bucket.take(8)
     bucket.resize(20)

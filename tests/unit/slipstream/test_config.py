@@ -62,7 +62,7 @@ def test_a_value_that_cannot_be_read_is_named_with_its_variable(name: str, text:
     assert f"TOY_{name}={text!r}" in caught.value.message
 
 
-def test_other_prefixes_are_nobodys_business() -> None:
+def test_variables_of_other_prefixes_are_ignored() -> None:
     assert from_env(Settings, "TOY_", {"TOY_MODEL": "m", "TOYS_MODEL": "n", "MODEL": "o"}).model == "m"
 
 

@@ -35,6 +35,6 @@ def test_help_names_every_setting(
     assert max(map(len, lines)) <= 100 and "`" not in "".join(lines)
 
 
-def test_nobody_who_does_not_ask_is_helped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed_only_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["role", "--check"])
     assert not helped("a role. It reads:", *ROLES[0]) and not capsys.readouterr().out

@@ -49,16 +49,16 @@ def end_of(body: str) -> tuple[int, str]:
         (ENDED_WHEN_READY, 0, "the process ends: SIGTERM"),
     ],
 )
-def test_the_last_line_says_what_ended_the_process(body: str, status: int, line: str) -> None:
+def test_the_last_line_states_what_ended_the_process(body: str, status: int, line: str) -> None:
     assert [(code, said.splitlines()[-1]) for code, said in [end_of(body)]] == [(status, line)]
 
 
-def test_a_crash_of_the_interpreter_is_told() -> None:
+def test_a_crash_of_the_interpreter_is_reported() -> None:
     status, said = end_of(SELF.format("SIGSEGV"))
     assert status == -signal.SIGSEGV and said.startswith("Fatal Python error: Segmentation fault\n")
 
 
-def test_a_process_whose_parent_is_gone_says_so() -> None:
+def test_a_process_whose_parent_is_gone_reports_it() -> None:
     parent = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).stdout.readline()

@@ -72,7 +72,7 @@ def test_salts_and_names_of_tenants_differ() -> None:
     assert tenant_id("") == "" and "one" not in tenant_id("one")
 
 
-def test_a_tenant_that_asks_for_many_things_loses_its_own() -> None:
+def test_a_tenant_with_many_entries_evicts_only_its_own() -> None:
     cache: TenantCache[int, int] = TenantCache(8)
     for number in range(3):
         cache.put("few", number, number)

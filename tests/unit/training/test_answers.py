@@ -55,7 +55,7 @@ def test_the_states_are_those_of_one_pass_over_the_text(target: Target) -> None:
         torch.testing.assert_close(target.logits(read.last[0], ids), whole.logits[0][:, ids], rtol=1e-3, atol=1e-3)
 
 
-def test_sampled_answers_hang_on_the_seed_and_end_with_the_end_token(target: Target) -> None:
+def test_sampled_answers_depend_on_the_seed_and_end_with_the_end_token(target: Target) -> None:
     first = [each.tokens for each in answers(target, 1.0, seed=3)]
     assert first == [each.tokens for each in answers(target, 1.0, seed=3)]
     assert first != [each.tokens for each in answers(target, 1.0, seed=4)]

@@ -108,7 +108,7 @@ def run_of(request: TrainRequest, *, resume: bool = False) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_the_same_run(
+def test_a_resumed_run_has_the_losses_of_a_run_without_a_break(
     kind: str, target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = request_of(kind, target, tmp_path / "whole", data=str(data))
@@ -247,7 +247,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, loops: Callable[[int], bool]) -> li
     return asked
 
 
-def test_other_places_are_asked_for_where_greedy_answers_loop(
+def test_where_greedy_answers_loop_other_places_are_sampled(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of four answers loop here."""

@@ -72,7 +72,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_function_stays(tmp_path: Path, family: str) -> None:
+def test_an_inflated_model_computes_the_same_function(tmp_path: Path, family: str) -> None:
     base = make_base(tmp_path / "base", family)
     shape = inflate(tmp_path / "base", tmp_path / "big", WANTED)
     big = AutoModelForCausalLM.from_pretrained(tmp_path / "big").eval()

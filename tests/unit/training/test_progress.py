@@ -11,7 +11,7 @@ from rich.console import Console
 from training.progress import StageProgress, TrainingProgress
 
 
-def test_where_nobody_watches_a_terminal_there_is_a_line_now_and_then_and_one_at_the_end(
+def test_without_a_terminal_progress_is_a_line_now_and_then_and_one_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = io.StringIO()
@@ -46,7 +46,7 @@ def test_the_bar_of_a_long_run_fits_80_columns_and_its_findings_stand_above() ->
     assert "step 12345: 2.31 tokens a round, accepted by depth 0.61 0.55 0.50 0.47" in lines
 
 
-def test_nothing_of_it_is_printed_where_the_result_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_on_standard_error_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with StageProgress("answers of the target") as progress:
         progress.show(1.0, "40 of 40")
     printed = capsys.readouterr()

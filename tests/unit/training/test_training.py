@@ -184,7 +184,7 @@ def _shipped() -> list[Tokenizer]:
 _CACHE: list[Tokenizer] = []
 
 
-def test_the_shipped_pair_loads_and_knows_python() -> None:
+def test_the_shipped_pair_loads_and_predicts_python() -> None:
     assert fingerprint(_shipped()[0]) == fingerprint(_shipped()[1])
     files = [path for path in MODELS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 60_000_000

@@ -30,7 +30,7 @@ from verifier_svc.config import VerifierConfig
         "drafter:123456",
     ],
 )
-def test_what_is_no_host_and_port_is_never_dialled(address: str) -> None:
+def test_an_invalid_host_and_port_is_never_dialled(address: str) -> None:
     with pytest.raises(InvalidArgument):
         AddressAllowlist().check(address)
 

@@ -82,7 +82,7 @@ def frame(base: int, nodes: list[Path], generation: int = 0) -> Frame:
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_a_tree_holds_all_that_can_be_said_and_nothing_else(data: st.DataObject) -> None:
+def test_a_tree_holds_exactly_the_candidates_that_the_grammar_allows(data: st.DataObject) -> None:
     """Under a ratio rule what is forbidden stands in the tree, for it was drawn, but nothing stands on it."""
     structure = LANGUAGES[data.draw(st.sampled_from(sorted(LANGUAGES)))].structure
     drawn = data.draw(st.booleans())
@@ -133,7 +133,7 @@ def test_frames_on_an_older_prefix_are_looked_at_where_they_stand_now() -> None:
     assert session.tree.node_count == len(text) - 1
 
 
-def test_what_is_not_known_yet_is_in_no_step() -> None:
+def test_candidates_that_the_grammar_has_not_yet_checked_are_in_no_step() -> None:
     text = tokenizer().encode("foobar12!").ids
     session = Constrained(LANGUAGES["words"].structure)
     assert not session.constraint.ready
@@ -205,7 +205,7 @@ def test_a_grammar_whose_masks_take_long_ends_its_session_in_bounded_time() -> N
         session.constraint.after(())
 
 
-def test_candidates_of_such_a_grammar_cost_as_much() -> None:
+def test_candidates_of_an_ambiguous_grammar_count_towards_its_cost_limit() -> None:
     (a,), (b,) = tokenizer().encode("a").ids, tokenizer().encode("b").ids
     session = Constrained(AMBIGUOUS, [a, b] * 30)
     session.settle()
@@ -218,7 +218,7 @@ def test_candidates_of_such_a_grammar_cost_as_much() -> None:
     assert session.constraint.failure is not None and session.constraint.failure.reason == GRAMMAR_TOO_COSTLY
 
 
-def test_a_long_output_of_such_a_grammar_is_not_read_to_its_end() -> None:
+def test_a_long_output_of_an_ambiguous_grammar_is_not_read_to_its_end() -> None:
     """As when the session is opened elsewhere: it would take minutes."""
     (a,) = tokenizer().encode("a").ids
     session = Constrained(AMBIGUOUS, [a] * 100_000)

@@ -84,7 +84,7 @@ def test_reasoning_ends_with_its_limit_and_is_free_behind_its_mark() -> None:
 @given(
     prompt=st.lists(st.integers(5, 9), max_size=4), text=st.lists(st.integers(5, 9), max_size=9), cut=st.integers(0, 9)
 )
-def test_what_is_committed_and_what_is_guessed_count_alike(prompt: list[int], text: list[int], cut: int) -> None:
+def test_committed_and_candidate_tokens_forbid_the_same(prompt: list[int], text: list[int], cut: int) -> None:
     """A session that is opened again, one that committed, and candidates: the same tokens forbid the same."""
     rules = TokenRules(SIZE, reasoning=ReasoningBound(2, BEGIN, END))
     written, path = text[:cut], text[cut:]

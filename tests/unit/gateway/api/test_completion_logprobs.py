@@ -39,7 +39,7 @@ async def test_offsets_are_into_the_text_also_where_a_stream_is_cut_within_a_cha
         assert found == wanted
 
 
-async def test_bytes_that_are_no_utf8_count_as_what_stands_for_them() -> None:
+async def test_bytes_that_are_no_utf8_count_as_their_replacement_characters() -> None:
     tokens = [b"ab", b"\x97", b"\xa5'", b"\xe4\xb8", b"!", b"c"]
     text = b"".join(tokens).decode(errors="replace")
     found = (await completion_logprobs([logprob(token) for token in tokens], 0, text))["text_offset"]

@@ -27,7 +27,7 @@ def opened(connections: Connections, origin: str, *, idle: bool = True) -> tuple
     return line, connections.add(line, origin)
 
 
-def test_an_address_that_opens_many_loses_its_own_and_the_eldest_first() -> None:
+def test_an_address_with_too_many_connections_loses_its_own_oldest_ones_first() -> None:
     connections = Connections(MOST)
     other, room = opened(connections, "other")
     lines = [opened(connections, "many")[0] for _ in range(50)]
@@ -38,7 +38,7 @@ def test_an_address_that_opens_many_loses_its_own_and_the_eldest_first() -> None
     assert room and lines[44].closed and not lines[43].closed and not other.closed
 
 
-def test_what_is_in_use_stays_and_who_comes_too_much_is_refused_or_not_even_that() -> None:
+def test_connections_in_use_stay_and_excess_ones_are_refused_or_closed() -> None:
     connections = Connections(MOST)
     busy = [opened(connections, "busy", idle=False) for _ in range(MOST)]
     assert all(room for _, room in busy)

@@ -40,7 +40,7 @@ def names(line: str) -> set[str]:
     return set(re.findall(r"`([a-z_]+)", line))
 
 
-def test_what_is_refused_by_name_stands_in_the_table_and_nothing_else_does() -> None:
+def test_fields_refused_by_name_are_exactly_those_of_the_documents_table() -> None:
     told = set().union(*map(names, ROWS)) - {"field_not_served", "false"}
     served_elsewhere = {"suffix", "best_of"}  # refused by completions themselves
     known = {

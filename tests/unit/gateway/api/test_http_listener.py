@@ -8,7 +8,7 @@ import socket
 from gateway.api.http.server import bind
 
 
-async def test_what_is_written_is_sent_at_once() -> None:
+async def test_responses_are_sent_without_nagles_delay() -> None:
     """Headers and body, and the chunks of a stream, are small writes: Nagle's algorithm would hold back each of them
     until the client has acknowledged the one before, which takes 40 ms."""
     accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -30,7 +30,7 @@ def opens(keyring: ApiKeys, key: str) -> bool:
 
 
 @pytest.mark.parametrize("trouble", ["gone", "nonsense", "unreadable"])
-def test_a_broken_file_is_told_of_once_and_once_when_it_is_well_again(
+def test_a_broken_keys_file_is_logged_once_and_its_repair_once(
     tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "gateway.auth.api_keys")
@@ -74,7 +74,7 @@ def test_a_file_that_was_away_comes_back_as_it_was(tmp_path: Path, caplog: pytes
     assert [told.levelno for told in caplog.records] == [logging.ERROR, logging.INFO]
 
 
-def test_what_makes_no_sense_is_read_once_however_many_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_keys_file_is_read_once_for_many_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, reads, read = tmp_path / "keys.toml", [], Path.read_bytes
     file.write_text(line("alice"))
     keyring = ApiKeys(str(file))
@@ -93,7 +93,7 @@ def test_what_makes_no_sense_is_read_once_however_many_call(tmp_path: Path, monk
         ("least_priority", 1.5, "from"),
     ],
 )
-def test_a_limit_that_cannot_be_kept_is_told_what_it_may_be(
+def test_an_invalid_limit_is_refused_with_the_values_it_may_have(
     tmp_path: Path, limit: str, value: float, wanted: str
 ) -> None:
     file = tmp_path / "keys.toml"

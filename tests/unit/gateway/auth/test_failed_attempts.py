@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def test_an_origin_that_fails_too_often_is_told_when_to_come_again_and_no_other_one_is() -> None:
+def test_an_origin_with_too_many_failures_gets_a_retry_delay_and_no_other_one_does() -> None:
     clock = Clock()
     attempts = FailedAttempts(2, clock)
     for port in (1, 2):
@@ -38,7 +38,7 @@ def test_only_so_many_origins_are_remembered_and_the_latest_ones_stay() -> None:
     attempts.fail("ipv6:%5B2001:db8:0:0::1%5D:50051")
 
 
-def test_without_a_limit_nobody_is_refused() -> None:
+def test_without_a_limit_no_attempt_is_refused() -> None:
     attempts = FailedAttempts(0, Clock())
     for _ in range(1000):
         attempts.fail("ipv4:10.0.0.1:1")

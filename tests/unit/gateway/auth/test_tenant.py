@@ -30,7 +30,7 @@ def test_a_default_output_leaves_a_keys_minute_room_for_other_requests() -> None
     assert Tenant("eve", TenantLimits(max_tokens=300), Clock()).most_output(None, 8192) == 300
 
 
-async def test_requests_above_the_rate_are_told_when_to_come_again() -> None:
+async def test_requests_above_the_rate_get_a_retry_delay() -> None:
     clock = Clock()
     tenant = Tenant("alice", TenantLimits(requests_per_minute=2), clock)
     await tenant.arrive()
@@ -55,7 +55,7 @@ async def test_tokens_are_set_aside_and_what_was_not_used_comes_back() -> None:
         await tenant.admit(prompt=1, output=1)
 
 
-async def test_a_request_that_no_minute_could_hold_is_not_told_to_wait() -> None:
+async def test_a_request_above_a_whole_minutes_limit_is_refused_as_invalid() -> None:
     tenant = Tenant("alice", TenantLimits(tokens_per_minute=100), Clock())
     with pytest.raises(InvalidArgument, match="101 tokens"):
         await tenant.admit(prompt=1, output=100)
@@ -82,7 +82,7 @@ def test_sizes_above_the_keys_are_refused_and_defaults_fit_in() -> None:
     assert OPEN.most_output(None, 256) == 256 and OPEN.most_output(10**9, 256) == 10**9
 
 
-async def test_another_limit_leaves_what_was_used() -> None:
+async def test_changing_a_limit_keeps_the_usage_so_far() -> None:
     clock = Clock()
     tenant = Tenant("alice", TenantLimits(requests_per_minute=2), clock)
     await tenant.arrive()
@@ -104,7 +104,7 @@ def test_only_the_same_key_with_the_same_salt_shares_caches(one: tuple[str, str]
     assert OPEN.salt("mine") == "mine"
 
 
-def test_what_concerns_all_tenants_is_for_operators_alone() -> None:
+def test_calls_about_all_tenants_are_for_operators_alone() -> None:
     with pytest.raises(PermissionDenied) as refusal:
         check_operator(Tenant("alice", TenantLimits()))
     assert refusal.value.reason == "OPERATOR" and "alice" in refusal.value.message

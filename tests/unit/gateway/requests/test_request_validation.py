@@ -110,7 +110,7 @@ Speculation = gateway_pb2.SpeculationOptions
         ({"max_tokens": 8, "speculation": Speculation(disabled=True, max_draft_tokens=5)}, 0),
     ],
 )
-async def test_a_request_speaks_for_itself_before_the_rules_do(asked: dict[str, Any], given: int) -> None:
+async def test_options_of_a_request_take_precedence_over_the_rules(asked: dict[str, Any], given: int) -> None:
     assert (await resolve(request(**asked), config=WITH_RULES)).max_draft_tokens == given
 
 
@@ -235,7 +235,7 @@ async def test_the_record_asks_for_exactly_the_same_again(**fields: Any) -> None
     assert await validator().resolve(stored, OPEN, prompt=made.prompt) == made
 
 
-async def test_only_the_operator_lets_anybody_come_before_the_others() -> None:
+async def test_only_an_operator_may_raise_the_priority_of_a_request() -> None:
     assert (await resolve(request(priority=3))).request.priority == 3
     with pytest.raises(PermissionDenied) as caught:
         await resolve(request(priority=-1))

@@ -46,7 +46,7 @@ def test_a_file_of_something_else_is_refused_by_its_name(tmp_path: Path, content
     assert refused.value.reason == "CONFIG_BROKEN"
 
 
-def test_what_a_request_sets_wins_zero_included() -> None:
+def test_sampling_options_of_a_request_override_the_defaults_zero_included() -> None:
     defaults = SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
     assert with_defaults(SamplingOptions(), defaults) == defaults
     asked = SamplingOptions(temperature=0, top_k=0, seed=7)

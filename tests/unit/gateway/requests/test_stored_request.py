@@ -48,7 +48,7 @@ async def test_a_record_of_an_earlier_gateway_is_byte_for_byte_one_of_today() ->
     assert asked.speculation.drafters == ["ngram"] and asked.prediction.token_ids.token_ids == [7, 8]
 
 
-async def test_what_a_gateway_writes_into_a_record_later_leaves_the_request_as_it_was() -> None:
+async def test_record_fields_written_later_leave_the_stored_request_unchanged() -> None:
     """Also one of a later release: the other message's fields are kept as they came."""
     moved = with_spans(WRITTEN_BEFORE + b"\x98\x06\x05", [WrittenSpan("one", 3)], moves=2)  # field 99
     stored = gateway_pb2.StoredRequest.FromString(moved)
@@ -59,7 +59,7 @@ async def test_what_a_gateway_writes_into_a_record_later_leaves_the_request_as_i
     assert b"\x98\x06\x05" in moved and same_request(moved, WRITTEN_BEFORE + b"\x98\x06\x05")
 
 
-async def test_what_a_client_sends_under_the_numbers_of_the_record_alone_is_ignored() -> None:
+async def test_record_fields_sent_by_a_client_are_ignored() -> None:
     claims = gateway_pb2.StoredRequest(owner="bob", revision=7, vocabulary_fingerprint="theirs").SerializeToString()
     asked = gateway_pb2.GenerateRequest(prompt_token_ids=gateway_pb2.TokenIds(token_ids=[1, 2, 3]))
     asked = gateway_pb2.GenerateRequest.FromString(asked.SerializeToString() + claims)

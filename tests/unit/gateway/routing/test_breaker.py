@@ -53,7 +53,7 @@ def tripped() -> CircuitBreaker:
         (failure("INVALID_ARGUMENT"), 6),  # of the drafter: it refused one session
     ],
 )
-def test_what_a_drafter_does_is_worse_than_what_happens_to_it(what: types_pb2.Failure, times: int) -> None:
+def test_faults_of_a_drafter_open_its_breaker_sooner_than_lost_links(what: types_pb2.Failure, times: int) -> None:
     breaker = CircuitBreaker(TOLERANCE)
     for number in range(times):
         assert breaker.state(float(number)) is BreakerState.CLOSED
@@ -61,7 +61,7 @@ def test_what_a_drafter_does_is_worse_than_what_happens_to_it(what: types_pb2.Fa
     assert breaker.state(float(times - 1)) is BreakerState.OPEN
 
 
-def test_one_lost_link_told_by_a_thousand_sessions_is_one_failure() -> None:
+def test_one_lost_link_reported_by_a_thousand_sessions_is_one_failure() -> None:
     breaker = CircuitBreaker(TOLERANCE)
     for number in range(1000):
         breaker.failed(Owner(), LOST, BURST_S * number / 1001)
@@ -98,7 +98,7 @@ def test_cool_downs_double_up_to_a_bound_and_start_again_after_a_good_time() -> 
         assert breaker.state(now + expected) is BreakerState.HALF_OPEN
 
 
-def test_while_one_tries_nobody_else_may_and_only_it_decides() -> None:
+def test_while_one_session_tries_no_other_one_is_admitted_and_only_its_outcome_counts() -> None:
     breaker, first, second = tripped(), Owner(), Owner()
     assert not breaker.admits(first, 0.5)
     breaker.enter(first, 1.0)
@@ -110,7 +110,7 @@ def test_while_one_tries_nobody_else_may_and_only_it_decides() -> None:
     assert breaker.admits(second, 2.0)
 
 
-def test_a_try_that_nobody_decides_does_not_last() -> None:
+def test_a_probing_session_without_an_outcome_does_not_keep_others_out() -> None:
     breaker, first, second = tripped(), Owner(), Owner()
     breaker.enter(first, 1.0)
     assert not breaker.admits(second, 1.0 + PROBE_S - 1e-6)
@@ -126,7 +126,7 @@ ACTIONS = ("lie", "lost", "first enters", "second enters", "first delivers", "se
 
 
 @pytest.mark.parametrize("length", [5])
-def test_every_short_story_ends_with_a_drafter_that_can_be_tried(length: int) -> None:
+def test_after_any_short_history_a_drafter_can_be_tried_again(length: int) -> None:
     """All of them: 8^5."""
     for story in itertools.product(ACTIONS, repeat=length):
         breaker, owners, now = CircuitBreaker(TOLERANCE), {"first": Owner(), "second": Owner()}, 0.0

@@ -92,7 +92,7 @@ async def test_every_address_is_a_worker_of_its_own_beside_those_that_were_there
     assert not static.closed
 
 
-async def test_a_worker_is_let_go_when_it_is_forgotten_and_away_and_not_before() -> None:
+async def test_a_worker_is_removed_once_its_name_is_gone_and_it_is_away_and_not_before() -> None:
     roster: list[Peer] = []
     names = Names()
     async with discovering(names, roster) as made:
@@ -110,7 +110,7 @@ async def test_a_worker_is_let_go_when_it_is_forgotten_and_away_and_not_before()
         assert len(made) == 3 and made[2] in roster  # the address has another owner now
 
 
-async def test_a_failing_server_of_names_changes_nothing_and_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_name_server_changes_no_worker_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     roster: list[Peer] = []
     names = Names()
     async with discovering(names, roster) as made:
@@ -131,7 +131,7 @@ async def test_this_machine_resolves_a_host_to_one_address_of_one_kind() -> None
 
 
 @pytest.mark.parametrize(("target", "looked_up"), [("dns:///verifier.ns:50071", True), ("verifier:50071", False)])
-def test_which_targets_are_looked_up(target: str, looked_up: bool) -> None:
+def test_only_dns_targets_are_looked_up_by_name(target: str, looked_up: bool) -> None:
     assert by_name(target) is looked_up
 
 
@@ -151,7 +151,7 @@ async def test_a_file_names_a_worker_in_each_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["10.0.0.7", "a b:1", "http://a:1", ":1", "a:x"])
-def test_a_file_with_a_slip_changes_nothing(content: str, tmp_path: Path) -> None:
+def test_a_file_with_an_invalid_address_changes_nothing(content: str, tmp_path: Path) -> None:
     """As a name server that fails: Discovery keeps what it knows."""
     (tmp_path / "workers").write_text(f"good:1\n{content}\n")
     with pytest.raises(OSError, match="is not HOST:PORT"):

@@ -61,7 +61,7 @@ def fleet() -> Fleet:
 
 
 @pytest.mark.parametrize("names", [(), ("model",)])
-def test_of_replicas_the_least_loaded_that_is_there_drafts(fleet: Fleet, names: tuple[str, ...]) -> None:
+def test_the_least_loaded_present_replica_drafts(fleet: Fleet, names: tuple[str, ...]) -> None:
     fleet.add(1, sessions=1)
     fleet.add(2, sessions=9)
     fleet.add(3, present=False)
@@ -93,13 +93,13 @@ def test_a_model_is_listed_with_drafters_that_are_away_and_verifiers_that_pause(
     assert {each.name: each.away for each in served.drafters} == {"model": False, "ngram": True, "later": False}
 
 
-def test_trust_belongs_to_the_name_while_nobody_has_it(fleet: Fleet) -> None:
+def test_a_name_keeps_its_trust_while_it_has_no_replica(fleet: Fleet) -> None:
     assert fleet.pair(need_trust=True) == fleet.pair("later", need_trust=True) == []
     with pytest.raises(PermissionDenied, match="ngram is not trusted"):
         fleet.pair("ngram", need_trust=True)
 
 
-def test_a_replica_that_fails_all_comers_is_not_the_one_a_name_stands_for(fleet: Fleet) -> None:
+def test_a_replica_with_an_open_breaker_is_not_chosen_for_its_name(fleet: Fleet) -> None:
     broken, good = fleet.add(1), fleet.add(2, sessions=9)
     broken.breaker.failed(object(), types_pb2.Failure(reason="PROTOCOL"), 0.0)
     assert broken.breaker.state(0.0) is BreakerState.OPEN
@@ -137,7 +137,9 @@ def test_a_drafter_that_drains_is_not_left_for_a_dead_one(fleet: Fleet, names: t
 
 
 @pytest.mark.parametrize("names", [(), ("model",)])
-async def test_one_that_was_let_go_is_left_even_for_nobody(fleet: Fleet, names: tuple[str, ...]) -> None:
+async def test_a_drafter_that_was_removed_is_detached_even_without_a_replacement(
+    fleet: Fleet, names: tuple[str, ...]
+) -> None:
     only = fleet.add(1)
     only._channel.close = MagicMock(side_effect=noop)  # type: ignore[method-assign]
     assigned = fleet.assign(*names)
@@ -154,7 +156,7 @@ async def noop() -> None:
     return None
 
 
-def test_what_a_verifier_says_of_one_replica_is_not_said_of_another(fleet: Fleet) -> None:
+def test_a_failure_of_one_replica_does_not_open_the_breaker_of_another(fleet: Fleet) -> None:
     bad, good = fleet.add(1), fleet.add(2, sessions=1)
     assigned = fleet.assign()
     (told,) = assigned.addresses
@@ -164,7 +166,7 @@ def test_what_a_verifier_says_of_one_replica_is_not_said_of_another(fleet: Fleet
     assert fleet.reassigned(assigned) == ["10.0.0.2:1"]
 
 
-def test_clients_are_told_of_replicas_as_of_one(fleet: Fleet) -> None:
+def test_clients_see_the_replicas_of_a_drafter_as_one_drafter(fleet: Fleet) -> None:
     stats = RequestStats(lambda: 0.0, 0.0)
     for number in (1, 2):
         share = verifier_pb2.DrafterShare(drafter=fleet.add(number).name, drafted=3, accepted=2)

@@ -56,7 +56,7 @@ ARMS = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(ARMS, min_size=1, max_size=MAX_ARMS, unique_by=lambda arm: arm.name))
-def test_what_is_written_is_read_as_it_was(arms: list[Arm]) -> None:
+def test_an_experiment_is_parsed_back_from_its_own_text(arms: list[Arm]) -> None:
     written = Experiment("trial", tuple(arms))
     assert parse("trial", str(written), KNOWN) == written
 
@@ -83,13 +83,13 @@ def test_what_is_written_is_read_as_it_was(arms: list[Arm]) -> None:
         ("; ".join(f"a{number}: 1" for number in range(MAX_ARMS + 1)), "give at most"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_a_sentence(text: str, sentence: str) -> None:
+def test_an_invalid_experiment_is_refused_with_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match="GATEWAY_EXPERIMENT") as refusal:
         parse("trial", text, KNOWN)
     assert sentence in refusal.value.message
 
 
-def test_a_name_is_a_word() -> None:
+def test_an_experiment_name_with_a_space_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="GATEWAY_EXPERIMENT_NAME"):
         parse("two words", "a: 1", KNOWN)
 
@@ -119,7 +119,7 @@ def finished(tokens: int, reason: Any = verifier_pb2.FINISH_REASON_STOP) -> gate
     return gateway_pb2.Finished(reason=reason, output_tokens=tokens, statistics=statistics)
 
 
-def test_what_a_session_brought_is_counted() -> None:
+def test_rounds_tokens_and_shadow_scores_of_a_session_are_counted() -> None:
     trial = ExperimentSamples(experiment())
     sample_of = trial.sample("seen", "s")
     score = verifier_pb2.ShadowScore
@@ -189,7 +189,7 @@ def test_samples_of_different_experiments_are_not_merged() -> None:
     assert refusal.value.reason == "EXPERIMENTS_DIFFER"
 
 
-def test_all_that_may_be_kept_fits_into_one_message() -> None:
+def test_the_largest_sample_of_an_experiment_fits_into_one_message() -> None:
     draft = gateway_pb2.DraftSample(
         rounds=4095, rounds_with_drafts=4095, drafted=32767, accepted=32767, reached=[4095] * DEPTHS
     )

@@ -64,7 +64,7 @@ class Place:
         (Place(0, weights="older", started_ms=-1), False),
     ],
 )
-def test_the_verifier_that_knows_the_text_is_preferred_unless_it_is_much_busier(known: Place, chosen: bool) -> None:
+def test_the_verifier_with_the_cached_prefix_is_preferred_unless_it_is_much_busier(known: Place, chosen: bool) -> None:
     router, least, names = Router(), Place(4), prefix_hashes(TURN, "")
     router.verifiers = [least, known]  # type: ignore[list-item]
     router.affinity.note(names, known)  # type: ignore[arg-type]

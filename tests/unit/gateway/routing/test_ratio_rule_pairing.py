@@ -37,12 +37,12 @@ def test_the_least_loaded_trusted_model_alone_is_chosen() -> None:
     assert len(known.choose_drafters(TARGET, DrafterRequirements())) == 3
 
 
-def test_one_may_be_named() -> None:
+def test_one_drafter_may_be_named_under_a_ratio_rule() -> None:
     known = router(first="model", second="model")
     assert paired(known, "second") == paired(known, "second", "second") == ["second"]
 
 
-def test_without_a_model_drafter_nobody_guesses() -> None:
+def test_without_a_model_drafter_no_drafter_is_chosen() -> None:
     assert paired(router(ngram="ngram")) == []
 
 
@@ -54,7 +54,7 @@ def test_without_a_model_drafter_nobody_guesses() -> None:
         (("stranger",), PermissionDenied, "NO_TRUSTED_DRAFTER"),
     ],
 )
-def test_what_the_rule_cannot_use_is_refused_before_any_work(
+def test_drafters_that_a_ratio_rule_cannot_use_are_refused_before_any_work(
     names: tuple[str, ...], error: type[SlipstreamError], reason: str
 ) -> None:
     known = router(first="model", second="model", ngram="ngram", stranger="model*")

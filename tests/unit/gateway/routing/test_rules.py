@@ -44,7 +44,7 @@ def test_no_text_does_anything_but_parse_or_be_refused_with_its_rules_number(tex
         assert parse(";".join(map(str, parsed)), KNOWN) == parsed
 
 
-def test_the_example_of_the_grammar_does_what_it_says() -> None:
+def test_the_documented_example_of_rules_chooses_as_described() -> None:
     parsed = parse(
         "max_tokens<16: off; workload=chat prompt_tokens>=4096: drafters=ngram+suffix; any: max_draft_tokens=4", KNOWN
     )
@@ -62,7 +62,7 @@ def test_salts_name_tenants_and_an_empty_label_is_no_word() -> None:
         assert not rule.fits(case)
 
 
-def test_a_rule_for_a_key_is_for_its_requests_alone_whatever_they_say() -> None:
+def test_a_rule_for_a_key_applies_to_its_requests_alone_whatever_labels_they_have() -> None:
     parsed = parse("key=acme max_tokens<16: off; key=acme: drafters=suffix; any: max_draft_tokens=4", KNOWN)
     assert choose(parsed, RuleInput("", "", 15, 1, "acme")).off
     assert choose(parsed, RuleInput("", "", 16, 1, "acme")).drafters == ("suffix",)
@@ -103,7 +103,7 @@ def test_lengths_are_compared_as_written(sign: str) -> None:
         ("workload=a:b: off", "'b:'"),
     ],
 )
-def test_a_slip_is_told_with_its_rule(text: str, wrong: str) -> None:
+def test_a_mistake_in_a_rule_is_reported_with_its_number(text: str, wrong: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse(f"any: off; {text}", KNOWN)
     assert caught.value.message.startswith("GATEWAY_RULES, rule 2 (")

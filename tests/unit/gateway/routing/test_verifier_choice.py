@@ -85,11 +85,11 @@ def test_arithmetics_of_the_same_weights_share_new_sessions_by_load() -> None:
     assert chosen == ["w/avx2", "w/avx2", "w/avx512", "w/avx2", "w/avx512", "w/avx2"]
 
 
-def test_none_is_chosen_from_none() -> None:
+def test_without_verifiers_none_is_chosen() -> None:
     assert least_loaded([], newest_weights([])) is None
 
 
-def test_a_worker_without_a_name_has_one_of_what_it_says() -> None:
+def test_a_worker_without_an_arithmetic_gets_one_from_its_model_fields() -> None:
     said = {"revision": ("r1", "r2"), "dtype": ("float32", "bfloat16"), "vocabulary_fingerprint": ("v1", "v2")}
     names = [
         arithmetic_of(types_pb2.ModelInfo(**dict(zip(said, values, strict=True))))

@@ -91,7 +91,7 @@ async def test_a_round_may_overdraw_the_credit_but_none_may_follow() -> None:
     assert len(received.rounds) == 1 and received.end is not None
 
 
-async def test_rounds_before_an_end_are_heard_and_the_end_stays() -> None:
+async def test_rounds_before_an_end_are_received_and_the_first_end_stays() -> None:
     session, _ = opened()
     session.receive_round(done(3, 10))
     session.receive_end(verifier_pb2.SessionEnd(session=7, epoch=1, reason=verifier_pb2.FINISH_REASON_STOP))
@@ -149,7 +149,7 @@ def test_a_verifier_that_takes_no_steps_while_it_could_is_stuck(steps: str, cred
 
 
 @pytest.mark.parametrize("before_s", [0.5, 3.0, 5.4])
-def test_a_gateway_that_stood_still_itself_blames_no_verifier(before_s: float) -> None:
+def test_a_gateway_that_was_suspended_itself_takes_no_verifier_for_stalled(before_s: float) -> None:
     async def main() -> None:
         session, _ = opened()
         loop = asyncio.get_running_loop()
@@ -172,7 +172,7 @@ def test_commands_carry_the_sessions_number_and_epoch() -> None:
     assert [command.WhichOneof("command") for command in wire.said] == ["open", "credit", "close"]
 
 
-def test_talking_to_a_verifier_that_is_gone_is_harmless_but_opening_is_not() -> None:
+def test_commands_to_a_lost_verifier_are_dropped_but_opening_a_session_fails() -> None:
     session, wire = opened()
     wire.down = True
     session.add_credit(1)
@@ -191,6 +191,6 @@ def test_only_a_session_without_a_round_may_have_broken_its_stream() -> None:
     assert not ended.suspect, "nothing of it was lost"
 
 
-def test_a_broken_stream_is_always_worth_another_try() -> None:
+def test_a_broken_stream_is_always_retried() -> None:
     for error in (Internal("listener"), ResourceExhausted("slow"), Unavailable("gone")):
         assert isinstance(stream_lost(error, 1.0).error, Unavailable)

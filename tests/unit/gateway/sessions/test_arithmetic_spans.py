@@ -55,7 +55,7 @@ class Text:
 
 
 @given(events)
-def test_the_spans_name_the_author_of_every_token_and_the_one_who_goes_on(life: list[tuple[str, object]]) -> None:
+def test_the_spans_name_the_arithmetic_of_every_token_and_the_one_that_goes_on(life: list[tuple[str, object]]) -> None:
     text = Text()
     for kind, argument in life:
         getattr(text, kind)(argument)
@@ -85,7 +85,7 @@ def test_a_session_that_was_chosen_a_verifier_and_has_no_token_goes_anywhere() -
     assert opened(chosen("a"), 0, "a") == chosen("a")  # nothing to write
 
 
-def test_a_move_that_wrote_nothing_is_forgotten() -> None:
+def test_a_move_without_a_token_leaves_no_span() -> None:
     moved = opened(chosen("a"), 5, "b")
     assert moved == (WrittenSpan("a", 0), WrittenSpan("b", 5))
     assert wanted(written(moved, 5)) == "a" and opened(moved, 5, "a") == chosen("a")

@@ -84,7 +84,7 @@ texts = st.lists(st.integers(0, len(WORDS) - 1), max_size=12)
 
 @settings(max_examples=200, deadline=None)
 @given(texts, st.lists(st.integers(0, 4), max_size=6))
-def test_a_client_that_comes_and_goes_misses_nothing_and_hears_nothing_twice(
+def test_a_client_that_reconnects_misses_nothing_and_receives_nothing_twice(
     tokens: list[int], visits: list[int]
 ) -> None:
     async def run() -> None:
@@ -125,7 +125,7 @@ async def test_an_offset_that_the_session_never_reached_is_out_of_range() -> Non
         await client.follow(ended([0, 1]))
 
 
-async def test_one_that_is_ahead_waits_until_the_session_is() -> None:
+async def test_a_client_that_is_ahead_waits_until_the_session_is_too() -> None:
     stream, client = new_stream(), Client()
     client.tokens, client.text = [0, 1], "ab"
     follower = asyncio.create_task(client.follow(stream))
@@ -136,7 +136,7 @@ async def test_one_that_is_ahead_waits_until_the_session_is() -> None:
     assert (client.tokens, client.text) == ([0, 1, 2], "abab")
 
 
-async def test_what_a_client_has_already_counts_as_taken_once_it_is_told() -> None:
+async def test_tokens_that_a_client_has_already_count_as_taken_once_they_are_generated() -> None:
     stream, client, took = new_stream(), Client(), list[int]()
     client.tokens, client.text, stream.on_taken = [0, 1, 2], "abab", took.append
     follower = asyncio.create_task(client.follow(stream))
@@ -150,7 +150,7 @@ async def test_what_a_client_has_already_counts_as_taken_once_it_is_told() -> No
     await follower
 
 
-async def test_followers_hear_of_a_failure_after_what_was_said() -> None:
+async def test_followers_receive_a_failure_after_the_tokens_before_it() -> None:
     stream, client = new_stream(), Client()
     stream.append_tokens([0, 1])
     stream.fail(Unavailable("gone", reason="X"))
@@ -208,7 +208,7 @@ async def test_log_probabilities_stay_with_their_tokens_when_another_gateway_wen
     assert [[each.logprob for each in delta.logprobs] for delta in deltas] == [[], [-2.0]]
 
 
-async def test_the_fastest_of_several_clients_sets_the_pace_and_the_last_one_is_noticed() -> None:
+async def test_the_fastest_of_several_clients_sets_the_pace_and_the_last_departure_is_registered() -> None:
     stream, taken = new_stream(), list[int]()
     stream.on_taken = taken.append
     stream.append_tokens([0] * 4)
@@ -239,7 +239,9 @@ class Counted(list[str]):
 
 
 @pytest.mark.parametrize("characters", [None, 0, 5000, 2**32 - 1])
-async def test_what_a_delta_costs_depends_on_what_is_new_and_not_on_the_text_before_it(characters: int | None) -> None:
+async def test_the_cost_of_a_delta_depends_on_new_tokens_and_not_on_the_text_before_them(
+    characters: int | None,
+) -> None:
     """Whatever a client says that it has: it may be ahead of the text for ever."""
     stream, before, after = new_stream(), 5000, 200
     stream.append_tokens([0] * before)

@@ -31,7 +31,7 @@ def test_without_a_token_the_first_is_as_late_as_the_end() -> None:
     assert told.ttft_s == told.e2e_s == 2.0
 
 
-def test_misses_are_told_by_their_cause_and_what_is_no_miss_is_a_hit() -> None:
+def test_misses_are_counted_by_cause_and_every_other_round_is_a_hit() -> None:
     stats = RequestStats(clock=lambda: 0.0, arrived_at=0.0)
     causes = [1, 2, 3, 3, 4, 0, 0, 99]  # the last one of a newer contract
     for cause in causes:

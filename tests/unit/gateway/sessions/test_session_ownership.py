@@ -22,7 +22,7 @@ def store(owner: str = "me") -> MemoryStore:
     return MemoryStore(MemoryBackend(), owner=owner, ttl_s=60, lease_s=60)
 
 
-async def test_whoever_takes_a_session_over_has_what_was_still_to_be_written() -> None:
+async def test_a_takeover_includes_writes_that_were_still_queued() -> None:
     write_behind = WriteBehindQueue()
     ownership = SessionOwnership(store(), write_behind, 5.0)
     log = ownership.open_log(RECORD)
@@ -36,7 +36,7 @@ async def test_whoever_takes_a_session_over_has_what_was_still_to_be_written() -
     assert (taken.tokens, taken.epoch) == ((1, 2, 3), 2)
 
 
-async def test_a_cut_that_cannot_be_leaves_the_session_to_everybody() -> None:
+async def test_a_cut_that_is_refused_leaves_the_session_unchanged_and_unleased() -> None:
     there = store()
     await there.create(RECORD)
     with pytest.raises(OutOfRange):
@@ -57,7 +57,7 @@ async def test_a_rollback_that_comes_late_does_not_repeat_itself() -> None:
 
 
 @pytest.mark.parametrize("owner", ["", "bob"])
-def test_anothers_session_looks_like_one_that_never_was(owner: str) -> None:
+def test_the_session_of_another_tenant_is_not_found(owner: str) -> None:
     asked, kept = gateway_pb2.GenerateRequest(model="m"), gateway_pb2.StoredRequest(owner=owner)
     record = SessionRecord("id", 1, asked.SerializeToString() + kept.SerializeToString(), 1, (1,))
     with pytest.raises(NotFound) as refusal:

@@ -20,13 +20,13 @@ def test_a_session_waits_and_decodes_by_turns_until_it_ends() -> None:
     assert [after(*states).state for states in ((), (W,), (W, D), (W, D, W), (W, D, E))] == [F, W, D, W, E]
 
 
-def test_one_that_is_cancelled_ending_or_left_does_not_go_back_to_work() -> None:
+def test_a_session_that_is_cancelled_ending_or_left_does_not_go_back_to_work() -> None:
     for late, state in product((W, D), (C, E, L)):
         assert after(W, state, late).state is state
     assert after(W, E, C).state is E and after(W, L, C).state is L and after(W, L, E).state is L
 
 
-def test_when_its_run_is_over_the_next_owner_is_followed_unless_everybody_left() -> None:
+def test_when_a_run_ends_the_next_owner_is_followed_unless_every_client_left() -> None:
     for state, following in ((W, F), (D, F), (C, F), (E, F), (L, L)):
         life = after(W, state)
         life.end_run()

@@ -32,7 +32,7 @@ class Store(MemoryStore):
         return sum(entry.size for entry in self.memory.entries.values())
 
 
-async def test_ended_sessions_make_room_the_eldest_first_and_then_suspended_ones() -> None:
+async def test_ended_sessions_make_room_oldest_first_before_suspended_ones() -> None:
     store = Store()
     for number in range(SESSIONS - 2):
         await store.create(record(str(number)))
@@ -67,7 +67,7 @@ async def test_a_store_that_is_full_of_running_sessions_refuses_what_is_more_and
     assert "5" not in store.memory.entries and len(store.memory.entries) == SESSIONS - 1
 
 
-async def test_what_expires_and_what_is_cut_leaves_its_room() -> None:
+async def test_expired_and_truncated_records_leave_their_room_to_others() -> None:
     now = [0.0]
     memory = MemoryBackend(lambda: now[0], 2 * SIZE)
     store = MemoryStore(memory, owner="a", ttl_s=60.0, lease_s=60.0)

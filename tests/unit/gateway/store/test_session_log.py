@@ -87,7 +87,7 @@ async def test_relaxed_writes_wait_for_the_store_in_order() -> None:
     assert (read.tokens, read.epoch, read.outcome) == ((1, 2, 3, 4, 7), 3, b"done")
 
 
-async def test_a_relaxed_session_hears_that_it_was_fenced() -> None:
+async def test_a_relaxed_session_that_was_fenced_is_aborted_at_its_next_write() -> None:
     memory, write_behind = MemoryBackend(), WriteBehindQueue()
     mine = MemoryStore(memory, owner="me", ttl_s=60, lease_s=0)
     log = SessionLog(mine, RECORD, write_behind=write_behind, grace_s=5)
@@ -134,7 +134,7 @@ class Watched(MemoryStore):
         await super().renew(session, epoch, length)
 
 
-async def test_a_lease_is_renewed_and_an_outage_is_told() -> None:
+async def test_a_lease_is_renewed_and_a_renewal_during_an_outage_fails() -> None:
     there = Watched(MemoryBackend())
     log = SessionLog(there, RECORD, write_behind=None, grace_s=5)
     await log.create()
@@ -296,7 +296,7 @@ async def test_waiting_for_what_is_enqueued_is_bounded() -> None:
     assert there.attempts <= 2, "a store that is away is not asked again and again"
 
 
-async def test_what_comes_while_the_queue_writes_is_as_old_as_it_is() -> None:
+async def test_a_write_queued_while_another_one_is_written_keeps_its_own_age() -> None:
     there, now = Watched(MemoryBackend()), [100.0]
     queue = WriteBehindQueue(lambda: now[0])
     log = SessionLog(there, RECORD, write_behind=queue, grace_s=5)

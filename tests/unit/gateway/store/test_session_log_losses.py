@@ -148,7 +148,9 @@ STEPS = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(STEPS, min_size=10, max_size=30))
-def test_after_every_write_the_record_is_what_its_writer_says_whatever_was_lost(steps: list[tuple[str, Any]]) -> None:
+def test_after_every_write_the_record_equals_the_state_of_its_writer_whatever_was_lost(
+    steps: list[tuple[str, Any]],
+) -> None:
     asyncio.run(History().run(steps))
 
 
@@ -191,7 +193,7 @@ async def test_the_end_of_a_session_puts_back_what_was_lost_before_it(relaxed: b
     assert (read.outcome, read.leased) == (b"done", False)
 
 
-async def test_what_waits_in_the_queue_follows_what_was_lost() -> None:
+async def test_queued_writes_restore_a_lost_record_and_follow_it() -> None:
     memory, write_behind = Forgetful(), WriteBehindQueue()
     log = SessionLog(memory.store("a"), RECORD, write_behind=write_behind, grace_s=1)
     await log.create()

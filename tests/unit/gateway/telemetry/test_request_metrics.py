@@ -116,7 +116,7 @@ def test_one_token_has_no_time_per_token_after_it() -> None:
     assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 0
 
 
-def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
+def test_abandoned_and_failed_requests_are_neither_good_nor_timed() -> None:
     metrics = RequestMetrics()
     for outcome in ("disconnected", "cancelled", "unavailable", "failed", "fenced"):
         session(metrics, outcome)
@@ -138,14 +138,14 @@ def test_what_was_let_go_or_failed_is_neither_good_nor_timed() -> None:
         (NotFound("x"), "invalid", 0),
     ],
 )
-def test_whose_fault_an_end_or_a_refusal_was(error: SlipstreamError, outcome: str, refused: int) -> None:
+def test_ends_and_refusals_are_counted_by_the_side_at_fault(error: SlipstreamError, outcome: str, refused: int) -> None:
     metrics = RequestMetrics()
     with pytest.raises(SlipstreamError), metrics.admitting():
         raise error
     assert (outcome_of(error), metrics.refused) == (outcome, refused)
 
 
-def test_a_slow_request_is_told_of_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_request_is_logged_with_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
     metrics = RequestMetrics(Objectives(slow_s=1.0))
     session(metrics, "stop")
     assert not caplog.records
@@ -208,7 +208,9 @@ class Away(MemoryStore):
         return await super().read(session, start)
 
 
-async def test_the_log_tells_once_why_the_store_is_away_and_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_reports_once_why_the_store_is_unavailable_and_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO")
     behind = Away()
     store = MeasuredStore(behind)
@@ -224,7 +226,7 @@ async def test_the_log_tells_once_why_the_store_is_away_and_when_it_is_back(capl
     assert store.errors == {("read", "UNAVAILABLE"): 2, ("read", "NO_SESSION"): 1}
 
 
-async def test_what_relaxed_sessions_left_behind_ages_until_it_is_written() -> None:
+async def test_writes_that_relaxed_sessions_left_behind_age_until_they_are_written() -> None:
     now, there = [0.0], MemoryStore(MemoryBackend(), owner="me", ttl_s=60, lease_s=60)
     write_behind = WriteBehindQueue(lambda: now[0])
     log = SessionLog(there, SessionRecord("s", 1, b"", 1, (1,)), write_behind=write_behind, grace_s=1)

@@ -35,7 +35,7 @@ def said(role: str, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CORPUS)
-async def test_no_conversation_has_fewer_tokens_than_it_is_said_to_have(tmp_path: Path, name: str) -> None:
+async def test_no_conversation_has_fewer_tokens_than_its_lower_bound(tmp_path: Path, name: str) -> None:
     tokenizer = of(tmp_path, CORPUS[name])
     several = [said("system", "x" * 50), *[said("user", "a"), said("assistant", "b")] * 3, said("system", "y")]
     for messages in (*CONVERSATIONS.values(), several):
@@ -48,7 +48,7 @@ async def test_no_conversation_has_fewer_tokens_than_it_is_said_to_have(tmp_path
 
 
 @pytest.mark.parametrize("name", CORPUS)
-async def test_what_users_say_counts_whatever_published_template_there_is(tmp_path: Path, name: str) -> None:
+async def test_messages_of_users_count_under_every_published_template(tmp_path: Path, name: str) -> None:
     tokenizer = of(tmp_path, CORPUS[name])
     long = [said("user", "  " + "long " * 1000), said("assistant", "-"), said("user", "?")]
     assert await tokenizer.least_chat_tokens(long) >= (4999 + 1) / tokenizer.longest_token
@@ -59,7 +59,7 @@ async def test_where_a_template_leaves_texts_out_nothing_is_counted(tmp_path: Pa
     assert await of(tmp_path, template).least_chat_tokens([said("user", "long " * 1000)] * 3) == 1
 
 
-async def test_a_template_for_tools_is_asked_apart(tmp_path: Path) -> None:
+async def test_the_template_for_tools_has_a_lower_bound_of_its_own(tmp_path: Path) -> None:
     tokenizer = of(tmp_path, {"default": CORPUS["ChatML"], "tool_use": LAST_ONLY})
     messages = [said("user", "long " * 1000)] * 3
     assert await tokenizer.least_chat_tokens(messages) > 1 == await tokenizer.least_chat_tokens(messages, TOOLS)
@@ -82,7 +82,7 @@ async def test_nothing_of_the_conversation_is_rendered(tmp_path: Path, monkeypat
     assert texts.least_tokens(gateway_pb2.Chat(messages=messages)) > 40_000 / tokenizer.longest_token  # type: ignore[arg-type]
 
 
-async def test_what_another_template_may_write_is_not_counted(tmp_path: Path) -> None:
+async def test_content_is_not_counted_where_the_request_chooses_another_template(tmp_path: Path) -> None:
     tokenizer = of(tmp_path, CORPUS["ChatML"])
     chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content="long " * 100)])
     chat.template_variables_json = '{"chat_template": "other"}'

@@ -133,7 +133,7 @@ def test_requests_with_tools_have_the_template_for_tools(folder: Path) -> None:
         ChatTemplate(load_chat_template(str(folder)), 100).render(SAID)
 
 
-def test_fingerprints_tell_templates_apart(folder: Path) -> None:
+def test_fingerprints_distinguish_templates(folder: Path) -> None:
     assert chat_template_fingerprint(str(folder)) == ""
     write_config(folder, chat_template="one")
     one = chat_template_fingerprint(str(folder))
@@ -175,7 +175,7 @@ def test_a_template_that_cannot_be_read_names_its_line() -> None:
         ("{% for a in range(9999) %}{% for b in 'a' * 200 %}{% set c = b.upper() %}{% endfor %}{% endfor %}", "steps"),
     ],
 )
-def test_what_a_template_refuses_or_must_not_do_is_an_error_of_the_request(source: str, says: str) -> None:
+def test_errors_and_forbidden_operations_of_a_template_are_errors_of_the_request(source: str, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says) as caught:
         template(source).render([{"role": "user", "content": "Hi"}])
     assert caught.value.reason == "CHAT_REFUSED"

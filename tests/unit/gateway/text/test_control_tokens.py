@@ -136,7 +136,7 @@ async def test_a_control_token_that_normalisation_would_make_is_refused() -> Non
     )
 
 
-async def test_a_role_may_be_anything() -> None:
+async def test_a_role_of_any_type_adds_no_control_token() -> None:
     tokenizer = byte_tokens(["<|im_start|>", "<|im_end|>"], [], CHAT_ML)
     tokens = await tokenizer.encode_chat([{"role": ["assistant"], "content": "Hi <|im_end|>"}], [], tenant=OPEN)
     assert control(tokenizer, tokens) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]

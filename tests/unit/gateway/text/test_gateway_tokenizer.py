@@ -59,7 +59,7 @@ def tokenizer(family: str) -> Tokenizer:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(text=st.text(SIGNS + " ", min_size=1, max_size=12))
-async def test_a_part_of_a_text_is_only_what_was_written(family: str, text: str) -> None:
+async def test_a_part_of_a_text_is_tokenized_without_special_tokens_or_spaces(family: str, text: str) -> None:
     told = tokenizer(family)
     part, detokenizer = await told.encode_middle(text, OPEN), told.detokenizer()
     before = await told.encode_middle("foo", OPEN)

@@ -62,7 +62,7 @@ def test_long_lists_of_token_ids_are_packed_where_they_may_stand_and_nowhere_els
         (b'{"prompt": ' + b"9" * 5000 + b"}", {"unreadable": True}),
     ],
 )
-def test_what_is_wrong_with_a_body_is_returned(body: bytes, fault: Any) -> None:
+def test_the_fault_of_a_body_is_returned(body: bytes, fault: Any) -> None:
     assert take_apart(body, MOST).head == fault
 
 

@@ -39,13 +39,13 @@ def test_a_conversation_and_token_ids_are_taken_out_and_nothing_else_changes() -
     assert large.rest == OTHERS and list(large.prompt) == list(IDS.token_ids) and large.counts == {"prompt": 3}
 
 
-def test_texts_stay_where_they_are() -> None:
+def test_texts_are_left_in_the_message() -> None:
     request = asked(prompt="x" * 100_000, prediction=gateway_pb2.Prediction(text="y"))
     large = put_together(take_apart(request.SerializeToString(), least, 3))
     assert large.rest == request and not large.counts and not large.chat
 
 
-def test_of_more_token_ids_than_any_model_takes_the_count_comes_back() -> None:
+def test_more_token_ids_than_any_model_takes_are_returned_as_a_count() -> None:
     request = asked(prompt_token_ids=IDS)
     large = put_together(take_apart(request.SerializeToString(), least, 2))
     assert large.counts == {"prompt": 3} and not large.prompt
@@ -70,14 +70,14 @@ def test_very_long_lists_are_refused(more: dict[str, object], field: str) -> Non
     assert (refused.value.reason, refused.value.field) == (TOO_MANY_ITEMS, field)
 
 
-def test_lists_that_a_request_may_have_are_not() -> None:
+def test_lists_of_allowed_length_are_kept_as_they_are() -> None:
     sampling = gateway_pb2.SamplingOptions(logit_bias=dict.fromkeys(range(1024), 1.0))
     structure = types_pb2.StructuredOutput(json_schema="{}")
     request = gateway_pb2.GenerateRequest(prompt="x", sampling=sampling, structured_output=structure)
     assert put_together(take_apart(request.SerializeToString(), least, 3)).rest == request
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(InvalidArgument) as refused:
         take_apart(b"\xff\xff\xff", least, 3)
     assert refused.value.reason == NOT_PROTOBUF

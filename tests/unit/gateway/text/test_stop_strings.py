@@ -101,7 +101,7 @@ def test_the_tokens_that_carry_the_text_are_the_fewest_that_do() -> None:
 
 
 @given(text=st.text(alphabet="ab_", max_size=12), stops=STOPS)
-def test_the_transcript_ends_where_the_stop_strings_say(text: str, stops: list[str]) -> None:
+def test_the_transcript_ends_at_the_first_stop_string(text: str, stops: list[str]) -> None:
     shown, transcript = feed(text, stops)
     assert (shown, transcript.stop) == expected(text, stops)
     assert len(transcript) == len(text)

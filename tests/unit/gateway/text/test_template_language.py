@@ -91,7 +91,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_what_a_template_says_means_what_it_means_to_transformers(name: str) -> None:
+def test_templates_render_as_in_transformers(name: str) -> None:
     template = ChatTemplate(ChatTemplateSource({"default": SOURCES[name]}), 1 << 20)
     for messages in SAID:
         try:

@@ -57,7 +57,9 @@ async def test_one_tenants_jobs_hold_up_no_other_tenants(work: TenantWork, tmp_p
     assert not work.waiting.total() and not work.failures
 
 
-async def test_what_waits_for_a_tenant_is_bounded_and_another_one_has_room(work: TenantWork, tmp_path: Path) -> None:
+async def test_waiting_work_of_a_tenant_is_bounded_and_leaves_room_for_another_one(
+    work: TenantWork, tmp_path: Path
+) -> None:
     free = str(tmp_path / "free").encode()
     first = doing(work.run(ALICE, WAITING, free))
     await until(lambda: not work.waiting[WAITING] and bool(work._serving))

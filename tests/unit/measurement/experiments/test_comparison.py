@@ -61,7 +61,7 @@ def lines(found: list[ComparedLine]) -> dict[str, ComparedLine]:
     return {line.metric.name: line for line in found}
 
 
-def test_a_better_arm_is_called_so_by_every_metric_in_which_it_is() -> None:
+def test_a_better_arm_is_reported_as_better_by_each_metric_in_which_it_is() -> None:
     found = lines(compare([arm("old", 200, 0.5, 0.020, 1), arm("new", 100, 0.6, 0.015, 2)], PRICES)["new"])
     assert found["acceptance rate"].conclusion("new").startswith("new is better by 0.0")
     assert found["acceptance length"].difference.value == pytest.approx(0.4, abs=0.05)
@@ -103,7 +103,7 @@ def test_a_few_sessions_are_too_few() -> None:
     assert compare([arm("old", 0, 0.5, 0.02, 1)])["old"][0].conclusion("old") == "too few sessions"
 
 
-def test_a_shadow_is_compared_with_who_served_the_same_sessions() -> None:
+def test_a_shadow_is_compared_with_the_drafter_that_served_the_same_sessions() -> None:
     watched = arm("old", 60, 0.5, 0.02, 1, new=0.55)
     watched.samples.extend(arm("old", 500, 0.99, 0.02, 5).samples)  # sessions that it did not see
     found = lines(shadows(watched)["new"])
@@ -114,7 +114,7 @@ def test_a_shadow_is_compared_with_who_served_the_same_sessions() -> None:
 
 
 @pytest.mark.parametrize(("begun", "odd"), [((8000, 2000), 0), ((7880, 2120), 0), ((7800, 2200), 2), ((0, 40), 2)])
-def test_arms_that_are_not_filled_by_their_weights_are_told(begun: tuple[int, int], odd: int) -> None:
+def test_arms_whose_sessions_do_not_match_their_weights_are_reported(begun: tuple[int, int], odd: int) -> None:
     arms = [gateway_pb2.ExperimentArm(name=name, begun=n) for name, n in zip(("old", "new"), begun, strict=True)]
     assert len(uneven(told(*arms, setting="old: 80 drafters=model; new: 20 drafters=suffix"))) == odd
 

@@ -53,7 +53,7 @@ def test_a_ratio_s_interval_holds_it_although_rounds_of_a_session_resemble_each_
     assert held == pytest.approx(0.95, abs=ACCIDENT + 0.02)  # the delta method is a little short for few sessions
 
 
-def test_rounds_that_are_counted_as_if_each_were_news_are_sure_of_too_much() -> None:
+def test_counting_rounds_as_independent_gives_intervals_that_are_too_narrow() -> None:
     """Why sessions are what is drawn: the textbook interval of a share holds it in half of the cases."""
 
     def naive(chance: np.random.Generator) -> Interval:
@@ -83,7 +83,7 @@ def test_a_difference_of_quantiles_holds_the_true_one() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.95])
 @pytest.mark.parametrize("size", [6, 60, 73, 500, 5000])
-def test_a_quantile_lies_in_its_interval_with_the_probability_that_the_binomial_says(size: int, share: float) -> None:
+def test_a_quantile_lies_in_its_interval_with_the_binomial_probability(size: int, share: float) -> None:
     """Exactly, whatever the distribution: the values are their own ranks here."""
     interval = quantile(np.arange(1, size + 1, dtype=float), share)
     low = 0 if math.isinf(interval.low) else int(interval.low)
@@ -95,13 +95,13 @@ def test_a_quantile_lies_in_its_interval_with_the_probability_that_the_binomial_
     assert interval.value == math.ceil(share * size)
 
 
-def test_the_ends_of_a_difference_come_from_the_ends_that_face_each_other() -> None:
+def test_the_interval_of_a_difference_combines_the_facing_ends_of_both_intervals() -> None:
     """Its low end from how low the second and how high the first may be: 3 and 4 make 5."""
     found = between(Interval(10.0, 9.0, 14.0), Interval(20.0, 17.0, 21.0))
     assert found == (10.0, 5.0, pytest.approx(10.0 + math.sqrt(2.0)))
 
 
-def test_few_sessions_say_nothing_of_rare_ones() -> None:
+def test_few_sessions_give_no_bounds_for_rare_values() -> None:
     assert quantile(np.arange(50.0), 0.95).high == math.inf
     assert not of_ratio(mean(np.arange(9.0))).known and of_ratio(mean(np.arange(10.0))).known
     assert math.isnan(quantile([], 0.5).value) and math.isnan(ratio(np.zeros(20), np.zeros(20)).value)

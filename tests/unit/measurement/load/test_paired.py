@@ -24,7 +24,7 @@ def test_a_ratio_of_pairs_by_hand() -> None:
     assert (found.low, found.high) == pytest.approx((math.exp(-half), math.exp(half)))
 
 
-def test_what_drifts_from_pair_to_pair_cancels() -> None:
+def test_drift_between_pairs_cancels_in_their_ratio() -> None:
     machine = [1.0, 0.3, 2.0, 0.7]  # speed of the machine while each pair ran
     found = paired_ratio([10.0 * speed for speed in machine], [13.0 * speed for speed in machine])
     assert found is not None

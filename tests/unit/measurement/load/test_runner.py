@@ -56,7 +56,7 @@ def test_an_open_loop_does_not_wait_for_a_server_that_stalls() -> None:
     assert figures(run)["ttft_p50_ms"] == pytest.approx(98_500.0)  # the 4th of 8
 
 
-def test_a_closed_loop_waits_and_says_so_by_its_due_times() -> None:
+def test_a_closed_loop_waits_for_a_stalled_server_and_its_due_times_show_it() -> None:
     run = on_virtual_clock(_closed(Server(0.5, 0.0, 1, stall_at=2, stall_s=100.0)))
     assert [outcome.due_s for outcome in run.outcomes] == pytest.approx([0.0, 0.5, 1.0, 101.5])
     assert [outcome.ttft_s for outcome in run.outcomes] == pytest.approx([0.5, 0.5, 100.5, 0.5])

@@ -45,7 +45,7 @@ def test_the_draft_that_is_the_target_is_always_right() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_it_accepts_what_serving_accepts(temperature: float) -> None:
+async def test_the_doctors_accepted_tokens_are_those_of_serving(temperature: float) -> None:
     """Of prompt lookup, whose chains are one call's in both places."""
     prompt = [*range(5, 30), *range(5, 30), *range(5, 20)]
     sampling = SamplingParams(temperature=temperature, seed=3)
@@ -92,7 +92,7 @@ def test_figures_are_sorted_by_depth_slice_context_and_temperature() -> None:
     assert check.by_temperature == {"0": 3.5, "1": 2.0} and check.rounds == 20
 
 
-def test_each_danger_has_its_warning_and_none_comes_without() -> None:
+def test_each_risk_has_its_warning_and_a_sound_pair_has_none() -> None:
     engine = open_engine("emulated:")
     calm = PairCheck("t", "d", "model", speed_up={2: 1.5})
     quiet = rounds_of(8000, "code", 4) + rounds_of(9000, "prose", 4) + rounds_of(9000, "prose", 4, temperature=1.0)
@@ -241,7 +241,7 @@ def test_looping_texts_are_counted_by_temperature_and_left_out(
     assert says in render(check)
 
 
-def test_where_all_greedy_texts_loop_the_verdict_speaks_of_those(
+def test_where_all_greedy_texts_loop_the_verdict_gives_that_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four texts loop, which is every greedy one: "2 of 4" beside "every greedy text" was read as an error."""

@@ -26,7 +26,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_makes_no_sense_is_refused_by_its_name(name: str) -> None:
+def test_an_invalid_option_is_refused_by_its_name(name: str) -> None:
     command, told = REFUSED[name]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
@@ -34,7 +34,7 @@ def test_what_makes_no_sense_is_refused_by_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["serve"], ["train"], ["inflate", "a", "b"], ["plan", "a.toml"]])
-def test_a_command_that_needs_more_than_the_client_says_what_to_install(
+def test_a_command_that_needs_more_than_the_client_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1")  # `train` starts itself again to set it
@@ -56,7 +56,7 @@ def test_shells_complete_commands(shell: str) -> None:
     assert "rollback" in result.output and "generate" not in result.output
 
 
-def test_it_tells_its_version() -> None:
+def test_the_command_prints_its_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output.strip()) == (0, metadata.version("slipstream-serve"))
 

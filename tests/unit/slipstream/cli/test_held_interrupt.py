@@ -27,7 +27,7 @@ class Texts:
 
 
 @pytest.mark.parametrize("interrupted", [0, 2])
-def test_what_was_printed_is_what_is_counted(
+def test_an_interrupt_counts_exactly_the_pieces_that_were_printed(
     interrupted: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     echo = typer.echo

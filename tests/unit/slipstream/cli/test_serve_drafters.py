@@ -39,7 +39,7 @@ def test_the_shipped_heads_are_the_shipped_target_s(
     ("given", "told"),
     [(["eagel=x"], "no such drafter: eagel"), (["none", "ngram"], "give it alone"), (["ngram=x"], "leave =x out")],
 )
-def test_what_makes_no_sense_is_refused(given: list[str], told: str) -> None:
+def test_an_invalid_list_of_drafters_is_refused(given: list[str], told: str) -> None:
     with pytest.raises(typer.BadParameter, match=told):
         _named(given)
 

@@ -35,7 +35,7 @@ def test_the_state_of_a_worker_is_what_keeps_it_from_work(described: gateway_pb2
     assert state_of(described) == state
 
 
-def test_a_drafter_that_is_away_and_a_pause_are_told() -> None:
+def test_drafters_that_are_away_and_pauses_are_shown() -> None:
     drafters = [
         gateway_pb2.ServedDrafter(name="ngram"),
         gateway_pb2.ServedDrafter(name="model", model=MODEL, away=True),
@@ -62,7 +62,7 @@ def test_the_state_of_the_store_is_a_line(store: dict[str, Any], line: str) -> N
     assert store_line(gateway_pb2.SessionStoreState(**store)) == line
 
 
-def test_rates_are_of_workers_that_both_looks_have_and_that_did_not_begin_anew() -> None:
+def test_rates_cover_workers_that_both_reports_have_and_that_did_not_restart() -> None:
     def fleet(**steps: int) -> gateway_pb2.GetFleetResponse:
         loads = {address: worker_pb2.WatchResponse(steps=count) for address, count in steps.items()}
         return gateway_pb2.GetFleetResponse(workers=[worker(address=each, load=load) for each, load in loads.items()])

@@ -46,7 +46,9 @@ def test_a_delta_that_comes_twice_counts_once() -> None:
     [[delta(0, 5)], [STARTED, delta(1, 6)], [STARTED, delta(0, 5), delta(2, 7)], [STARTED, delta(0, 5), finished(2)]],
     ids=["no beginning", "no first token", "a hole", "no last token"],
 )
-def test_what_is_missing_is_noticed_and_nothing_behind_it_is_taken(events: list[gateway_pb2.GenerateResponse]) -> None:
+def test_a_gap_in_a_stream_is_detected_and_no_event_behind_it_is_taken(
+    events: list[gateway_pb2.GenerateResponse],
+) -> None:
     completion = heard(*events[:-1])
     before = list(completion.token_ids)
     with pytest.raises(Unavailable, match="is missing"):
@@ -82,7 +84,7 @@ def test_a_tokens_time_is_of_those_that_came_in_it() -> None:
     assert heard(STARTED, delta(0, *range(9)), finished(9, emitted=1, e2e_s=2.0)).tpot_s is None
 
 
-async def test_a_text_that_breaks_off_says_how_to_go_on() -> None:
+async def test_a_text_that_breaks_off_ends_with_the_command_that_resumes_it() -> None:
     completion = heard(STARTED, delta(0, 5, 6, text="ab"))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

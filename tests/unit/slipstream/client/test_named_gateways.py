@@ -38,7 +38,7 @@ async def test_a_request_begins_on_a_gateway_that_comes_behind_its_name() -> Non
         await server.stop(None)
 
 
-async def test_an_address_where_nobody_listens_fails_at_once() -> None:
+async def test_an_address_without_a_listener_fails_at_once() -> None:
     """A wait would hide that it is wrong."""
     began = asyncio.get_running_loop().time()
     async with AsyncClient(f"127.0.0.1:{free_port()}") as client:
@@ -47,7 +47,7 @@ async def test_an_address_where_nobody_listens_fails_at_once() -> None:
     assert asyncio.get_running_loop().time() < began + 2.5
 
 
-async def test_whoever_begins_nowhere_else_does_not_begin_again() -> None:
+async def test_without_begin_s_a_request_that_no_gateway_answered_is_not_sent_again() -> None:
     async with AsyncClient(f"dns:///127.0.0.1:{free_port()}", retry=RetrySettings()) as client:
         with pytest.raises(Unavailable, match="no gateway answered"):
             await client.generate("Tell me.")

@@ -21,7 +21,7 @@ def installed() -> Kernels:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_is_torch_s_function(name: str, dtype: torch.dtype, installed: Kernels) -> None:
+def test_installed_activations_equal_those_of_torch(name: str, dtype: torch.dtype, installed: Kernels) -> None:
     x = torch.cat([torch.linspace(-30, 30, 2001), torch.tensor([0.0, 1e-6, -1e-6, 100.0, -100.0])]).to(dtype)
     found, expected = Activation(installed, name)(x), FUNCTIONS[name](x.double())
     assert found.dtype is dtype
@@ -32,7 +32,7 @@ def test_it_is_torch_s_function(name: str, dtype: torch.dtype, installed: Kernel
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_number_has_the_same_bits_wherever_it_stands(
+def test_a_value_has_the_same_bits_at_every_place_of_an_array(
     name: str, dtype: torch.dtype, threads: int, installed: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In arrays of any length, whatever part of them a thread takes: where torch's own has others (below)."""

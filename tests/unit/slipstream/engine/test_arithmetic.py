@@ -88,7 +88,7 @@ def test_where_only_the_distribution_is_promised_the_machine_is_not_in_the_name(
     assert len({replace(loose, **{name: OTHER[name]}).name for name in ("weights",)} | {loose.name}) == 2
 
 
-def test_every_field_of_a_computation_can_be_told_apart() -> None:
+def test_every_field_of_a_computation_changes_its_name_or_its_promise() -> None:
     """A field that changes neither name nor promise would be a fact that nothing needs."""
     for each in fields(Computation):
         before = PLAIN if each.name in ("threads", "steady") else FAST
@@ -111,7 +111,7 @@ def test_weights_of_equal_size_have_names_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "edit", ["README.md", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"]
 )
-def test_what_does_not_decide_logits_is_not_in_the_revision(tmp_path: Path, edit: str) -> None:
+def test_files_that_do_not_decide_logits_are_not_in_the_revision(tmp_path: Path, edit: str) -> None:
     copy = shutil.copytree(TARGET, tmp_path / "copy")
     before = weights_digest(copy)
     (copy / edit).write_text("{}")
@@ -221,7 +221,7 @@ def test_an_emulated_models_name_holds_what_decides_its_text() -> None:
     assert open_engine("emulated:").model.batch_invariant
 
 
-def test_a_description_without_weights_promises_nothing() -> None:
+def test_a_description_without_weights_has_no_arithmetic() -> None:
     found = describe_checkpoint(str(TARGET))
     assert (found.arithmetic, found.batch_invariant) == ("", False)
     assert found.revision == load_checkpoint(str(TARGET)).info.revision

@@ -58,7 +58,7 @@ def test_an_emulated_engine_has_no_device() -> None:
         open_engine("emulated:", device="cuda")
 
 
-def test_workers_are_told_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_open_models_on_the_device_of_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     model = str(MODELS / "draft")
     with pytest.raises(FailedPrecondition, match="cuda:1 is not there"):
@@ -74,7 +74,7 @@ def moved(checkpoint: Checkpoint, gpu: VirtualGPU) -> Checkpoint:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
-def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, tmp_path: Path) -> None:
+def test_logits_of_steps_on_another_device_are_the_same_without_a_wait(family: str, tmp_path: Path) -> None:
     folder = str(save_checkpoint(family, tmp_path))
     here = TorchEngine(load_checkpoint(folder, lean=False), tokens=1024, block_size=8)
     with unpacked():
@@ -91,7 +91,7 @@ def test_steps_elsewhere_say_the_same_and_wait_for_nothing(family: str, tmp_path
                 assert there.device == DEVICE and torch.allclose(there.cpu(), logits, atol=1e-5)
 
 
-def test_judging_elsewhere_decides_the_same() -> None:
+def test_acceptance_on_another_device_is_the_same() -> None:
     logits = random_logits()
     expected = judged(logits)
     with torch.inference_mode(), VirtualGPU() as gpu:
@@ -105,7 +105,7 @@ def test_judging_elsewhere_decides_the_same() -> None:
         assert gpu.take().waits == {"copy to the host": 1}
 
 
-def test_guessing_elsewhere_guesses_the_same() -> None:
+def test_draft_candidates_on_another_device_are_the_same() -> None:
     logits = random_logits()[:4]
     expected = guesses(logits)
     with torch.inference_mode(), VirtualGPU():

@@ -115,7 +115,7 @@ def test_without_a_fake_the_engine_sleeps() -> None:
     assert time.perf_counter() - begin >= 0.02
 
 
-def test_where_a_drafter_is_wrong_the_truth_is_among_its_next_guesses_at_the_set_share() -> None:
+def test_where_a_drafter_is_wrong_the_target_token_is_among_its_next_candidates_at_the_set_share() -> None:
     model = EmulatedModel(vocabulary_size=64, acceptance=0.6, fanout=0.5)
     drafter = EmulatedEngine(model, LinearCost(0.0), BlockPool(256, 16))
     truth = greedy(build_sized(64), [7], 2000)

@@ -114,7 +114,7 @@ def test_without_a_tokenizer_the_fingerprint_is_the_size(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
-def test_dtypes(llama: Path, dtype: str) -> None:
+def test_a_model_is_loaded_in_the_requested_dtype(llama: Path, dtype: str) -> None:
     info = load_checkpoint(str(llama), dtype).info
     assert info.dtype == ("float32" if dtype == "auto" else dtype)
 
@@ -125,7 +125,7 @@ def test_long_rope_is_served_up_to_its_original_length(tmp_path: Path) -> None:
     assert load_checkpoint(str(tmp_path)).info.max_length == 128
 
 
-def test_what_is_missing_or_broken_is_said(llama: Path, tmp_path: Path) -> None:
+def test_missing_or_broken_parts_of_a_checkpoint_are_named(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no folder"):
         load_checkpoint("./nowhere")
     with pytest.raises(NotFound, match=r"config\.json"):
@@ -198,7 +198,7 @@ def test_families_that_cannot_be_packed_are_refused_before_their_weights_are_rea
         load_checkpoint(write_config(tmp_path, **config))
 
 
-def test_a_model_that_looks_ahead_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_causal_attention_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint("llama", tmp_path)
     kind = transformers.models.llama.modeling_llama.LlamaAttention
     real = kind.__init__
@@ -219,7 +219,7 @@ def test_the_pool_is_sized_in_tokens(llama: Path) -> None:
         TorchEngine(checkpoint, tokens=31, block_size=32)
 
 
-def test_room_is_reserved_or_refused(engine: TorchEngine) -> None:
+def test_kv_blocks_are_reserved_or_the_sequence_is_refused(engine: TorchEngine) -> None:
     first = engine.kv.begin_unshared(40)
     assert (engine.kv.blocks_total, engine.kv.blocks_free) == (4, 1)
     with pytest.raises(ResourceExhausted, match="try later"):
@@ -250,7 +250,7 @@ def test_a_prefill_chunk_costs_no_logits(engine: TorchEngine) -> None:
     assert engine.forward([chunk]).logits.shape == (0, VOCABULARY)
 
 
-def test_logits_are_those_that_are_wanted(engine: TorchEngine) -> None:
+def test_logits_are_returned_for_the_requested_rows_alone(engine: TorchEngine) -> None:
     one, other = engine.kv.begin_unshared(16), engine.kv.begin_unshared(16)
     every = engine.forward([Segment(one, [1, 2], [3, 4, 5], [-1, 0, -1])]).logits
     some = engine.forward(

@@ -118,7 +118,7 @@ def test_a_mixed_step_in_shared_calls_equals_plain_forward_passes(
     assert max(batches) > 1
 
 
-def test_what_is_padded_reads_rows_that_were_written() -> None:
+def test_padded_entries_read_rows_that_were_written() -> None:
     """Others may hold no numbers, and a hidden NaN is one."""
     inside = torch.zeros(1, 1)
     parts = [
@@ -154,7 +154,7 @@ def test_windows_hold_in_shared_calls(
 
 
 @pytest.mark.parametrize("wrong", ["tree", "window", "order"])
-def test_what_shared_calls_hide_and_where_rows_belong_matters(
+def test_wrong_masks_or_row_positions_in_shared_calls_change_the_logits(
     wrong: str, pairs: Any, opened: Any, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = pairs("mistral")
@@ -180,7 +180,7 @@ def test_what_shared_calls_hide_and_where_rows_belong_matters(
 
 @pytest.mark.usefixtures("no_kernel")
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gpt_oss"])
-def test_a_forgotten_window_would_change_the_text(
+def test_ignoring_the_attention_window_changes_the_logits(
     family: str, pairs: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = pairs(family)
@@ -194,7 +194,7 @@ def test_a_forgotten_window_would_change_the_text(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
-def test_bf16_rows_do_not_depend_on_who_shares_the_step(family: str, pairs: Any, opened: Any) -> None:
+def test_bf16_rows_do_not_depend_on_other_sessions_of_the_step(family: str, pairs: Any, opened: Any) -> None:
     pair = pairs(family, "bfloat16")
     sessions = opened(pair, [20, 9, 14, 17])
     for session in sessions:

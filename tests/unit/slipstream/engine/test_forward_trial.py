@@ -276,7 +276,7 @@ def test_a_whole_model_without_windows_is_not_packed_twice(folder: Any, monkeypa
 
 
 @pytest.mark.parametrize("length", [LONGEST_NEAR, 1000, 1 << 20])
-def test_a_rehearsal_has_far_positions_pieces_and_branches(length: int) -> None:
+def test_a_rehearsal_covers_far_positions_pieces_and_branches(length: int) -> None:
     rehearsal = Rehearsal(50, length, seed=1)
     assert max(rehearsal.far_positions) == min(length, FAR) - 1 and rehearsal.far_positions[:3] == [0, 1, 2]
     assert len(rehearsal.far) == len(rehearsal.far_positions)
@@ -284,7 +284,7 @@ def test_a_rehearsal_has_far_positions_pieces_and_branches(length: int) -> None:
     assert sorted(row for rows in rehearsal.groups.values() for row in rows) == list(range(len(rehearsal.places)))
 
 
-def test_nothing_equals_rows_without_numbers() -> None:
+def test_rows_with_nan_equal_no_other_rows() -> None:
     rows = torch.randn(5, 20)
     broken = rows.clone()
     broken[3, 3] = float("nan")

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_hard_logits_under_all_settings(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_choose_torchs_tokens_on_hard_logits_under_all_settings(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Small blocks and little room, so that rows have several and do not always fit."""
     for name, number in (("BLOCK", 256), ("GROUP", 32), ("CHUNK", 512), ("CAPACITY", 128)):
         monkeypatch.setattr(fused, name, number)
@@ -32,7 +34,7 @@ def test_hard_logits_under_all_settings(seed: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "vocabulary", [40_064, *(pytest.param(each, marks=pytest.mark.slow) for each in (128_256, 151_936))]
 )
-def test_large_vocabularies(vocabulary: int) -> None:
+def test_kernels_choose_torchs_tokens_over_large_vocabularies(vocabulary: int) -> None:
     chance = np.random.default_rng(vocabulary)
     logits = torch.from_numpy(chance.normal(0.0, 3.0, (5, vocabulary)).astype(np.float32)).bfloat16()
     rows = settings_of(5, chance)
@@ -65,7 +67,7 @@ def test_warming_up_runs_every_kernel() -> None:
         assert set(gpu.take().launches) >= set(KERNELS)
 
 
-def test_a_wrong_choice_would_be_noticed() -> None:
+def test_other_noise_and_other_cuts_choose_other_tokens() -> None:
     """Other noise, and other cuts, choose other tokens."""
     chance = np.random.default_rng(6)
     logits, rows = torch.from_numpy(chance.normal(0.0, 2.0, (12, 200)).astype(np.float32)), settings_of(12, chance)

@@ -101,7 +101,7 @@ def test_scalings_that_a_header_names_are_kept_and_unknown_ones_refused(tmp_path
         gguf_conversion.convert(other, tmp_path / "other")
 
 
-def test_what_would_be_left_out_in_silence_is_refused(tmp_path: Path) -> None:
+def test_tensors_and_settings_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
     def bias(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("blk.0.attn_q.bias", np.ones(64, np.float32))
 

@@ -130,7 +130,9 @@ def _tied_beside_a_head(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_another_tensor, _dynamic, _tied_beside_a_head])
-def test_other_files_are_the_library_s(change: Callable[[Path], None], tmp_path: Path, by_library: list[str]) -> None:
+def test_unknown_files_are_loaded_by_the_library(
+    change: Callable[[Path], None], tmp_path: Path, by_library: list[str]
+) -> None:
     folder = save_checkpoint("llama", tmp_path / "model")
     change(folder)
     for _ in range(2):
@@ -138,7 +140,7 @@ def test_other_files_are_the_library_s(change: Callable[[Path], None], tmp_path:
     assert by_library == [str(folder)] * 2
 
 
-def test_other_weights_are_compared_again(tmp_path: Path, by_library: list[str]) -> None:
+def test_other_weights_are_loaded_by_the_library_again(tmp_path: Path, by_library: list[str]) -> None:
     folder = save_checkpoint("llama", tmp_path / "model")
     copy = str(other_weights(folder, tmp_path / "copy"))
     for each in (str(folder), copy, copy):
@@ -146,14 +148,14 @@ def test_other_weights_are_compared_again(tmp_path: Path, by_library: list[str])
     assert by_library == [str(folder), copy]
 
 
-def test_a_family_without_a_lean_pass_is_the_library_s(tmp_path: Path, by_library: list[str]) -> None:
+def test_a_family_without_a_lean_pass_is_loaded_by_the_library(tmp_path: Path, by_library: list[str]) -> None:
     folder = str(save_checkpoint("gemma3", tmp_path / "model"))
     for _ in range(2):
         load_checkpoint(folder, "float32")
     assert by_library == [folder] * 2
 
 
-def test_what_a_cache_holds_by_mistake_is_not_taken(
+def test_an_invalid_cache_entry_is_not_used(
     tmp_path: Path, by_library: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(save_checkpoint("llama", tmp_path / "model"))

@@ -146,7 +146,7 @@ def test_malformed_segments_are_refused(segment: Segment) -> None:
         segment.check()
 
 
-def test_keep_wants_a_forward_and_a_real_path(books: KVCache) -> None:
+def test_keep_requires_a_forward_pass_and_a_valid_path(books: KVCache) -> None:
     segment = Segment(books.begin_unshared(16), [1, 2], [3, 4, 5], [-1, -1, 0])
     with pytest.raises(FailedPrecondition):
         books.keep(segment, [])
@@ -160,7 +160,7 @@ def test_keep_wants_a_forward_and_a_real_path(books: KVCache) -> None:
         books.keep(segment, [0, 2])
 
 
-def test_one_token_is_kept_once_too(books: KVCache) -> None:
+def test_a_single_token_can_be_kept_only_once(books: KVCache) -> None:
     segment = Segment(books.begin_unshared(8), [1])
     segment.sequence.ahead = 1
     books.keep(segment, [])

@@ -99,7 +99,7 @@ def engines(name: str, dtype: str) -> list[TorchEngine]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_it_answers_as_the_library_does(variant: str, dtype: str, folder: Any) -> None:
+def test_the_lean_pass_returns_the_librarys_logits(variant: str, dtype: str, folder: Any) -> None:
     lean, library = (rows(engine) for engine in engines(folder(variant), dtype))
     if dtype == "float32":
         assert torch.allclose(lean, library, atol=1e-4)
@@ -108,7 +108,7 @@ def test_it_answers_as_the_library_does(variant: str, dtype: str, folder: Any) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_do_not_depend_on_who_shares_the_step(dtype: str, folder: Any) -> None:
+def test_rows_do_not_depend_on_other_sequences_of_the_step(dtype: str, folder: Any) -> None:
     engine = engines(folder("llama"), dtype)[0]
     starts = [Segment(engine.kv.begin_unshared(64), prompt(length, length)) for length in (20, 1, 14)]
     together = engine.forward(starts).logits
@@ -155,7 +155,9 @@ def living_bytes() -> int:
         ("llama", {"hidden_act": "gelu"}),
     ],
 )
-def test_other_models_stay_with_the_library(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_models_are_served_by_the_librarys_forward_pass(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     save_checkpoint(family, tmp_path, **changes)
     assert isinstance(load_checkpoint(str(tmp_path)).forward, LibraryForward)
 

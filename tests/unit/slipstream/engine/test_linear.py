@@ -121,7 +121,7 @@ def test_rows_that_do_not_fit_the_weights_are_refused(compiled: Path) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_what_is_no_number_stays_in_its_row_and_feature(compiled: Path, dtype: torch.dtype) -> None:
+def test_nan_and_inf_stay_in_their_row_and_feature(compiled: Path, dtype: torch.dtype) -> None:
     for wide in (False, True):
         weight, x = rows(37, 200, dtype), rows(15, 200, dtype)
         multiply = PackedProduct(Kernels(compiled, wide), weight, None)
@@ -140,7 +140,7 @@ def test_what_is_no_number_stays_in_its_row_and_feature(compiled: Path, dtype: t
 
 
 @torch.inference_mode()
-def test_callers_of_several_threads_do_not_meet(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_several_threads_do_not_interfere(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_file, "FEW", 0)
     multiply = PackedProduct(kernels(compiled, False), rows(999, 64, torch.float32), None)
     inputs = [rows(count, 64, torch.float32) for count in (1, 5, 13, 20)]
@@ -157,7 +157,7 @@ def test_callers_of_several_threads_do_not_meet(compiled: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_all_cpus_add_up_alike_but_for_pairs_of_bf16(compiled: Path, dtype: torch.dtype) -> None:
+def test_all_cpus_round_sums_alike_except_for_pairs_of_bf16(compiled: Path, dtype: torch.dtype) -> None:
     narrow, wide, pairs = (kernels(compiled, *each) for each in ((False,), (True,), (True, True)))
     weight, x = rows(199, 1538, dtype), rows(20, 1538, dtype)
     found = [PackedProduct(each, weight, None)(x) for each in (narrow, wide, pairs)]
@@ -182,7 +182,7 @@ def test_products_in_bf16_are_rounded_once_to_the_nearest(compiled: Path) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @torch.inference_mode()
-def test_parts_stand_side_by_side(dtype: torch.dtype, bias: bool) -> None:
+def test_joined_linear_layers_equal_their_parts_side_by_side(dtype: torch.dtype, bias: bool) -> None:
     parts = [torch.nn.Linear(40, size, bias=bias, dtype=dtype) for size in (5, 3, 8)]
     x = rows(7, 40, dtype)
     expected = torch.cat([part(x) for part in parts], dim=1)
@@ -200,7 +200,7 @@ def test_the_parts_weights_are_taken_unless_they_are_tied(keep: bool) -> None:
 
 
 @torch.inference_mode()
-def test_what_has_no_kernel_is_left_to_torch(compiled: Path) -> None:
+def test_weights_without_a_kernel_are_multiplied_by_torch(compiled: Path) -> None:
     for left in (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(0, 4), torch.ones(4, 0)):
         assert not multiplies(Kernels(compiled, False), left)
     for dtype in (torch.float64, torch.float16):

@@ -30,7 +30,7 @@ CELLS = st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, float("-inf")])
         max_size=4,
     )
 )
-def test_they_are_the_log_softmax_of_the_raw_row(cases: list[tuple[list[float], int, int]]) -> None:
+def test_log_probabilities_are_the_log_softmax_of_the_raw_row(cases: list[tuple[list[float], int, int]]) -> None:
     """The cells tie often, as those of a model in bf16 do: of equal tokens the lowest ids are named."""
     rows, tokens, tops = zip(*cases, strict=True)
     told = logprobs(torch.tensor(rows), torch.tensor(tokens), np.array(tops)).tokens()
@@ -66,6 +66,6 @@ def test_a_row_s_numbers_are_the_same_alone_and_beside_others() -> None:
     assert together == alone
 
 
-def test_on_the_wire_they_stay_what_they_are() -> None:
+def test_log_probabilities_survive_the_wire() -> None:
     message = proto_conversion.logprobs_to_proto(TokenLogprobs(-0.5, ((3, -0.5), (1, -1.25))))
     assert (message.logprob, list(message.top_token_ids), list(message.top_logprobs)) == (-0.5, [3, 1], [-0.5, -1.25])

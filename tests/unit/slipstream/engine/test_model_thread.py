@@ -82,7 +82,7 @@ async def test_closing_waits_and_is_idempotent() -> None:
         await thread.run(divmod, 1, 1)
 
 
-async def test_what_had_not_begun_is_cancelled_by_closing() -> None:
+async def test_calls_that_had_not_begun_are_cancelled_by_closing() -> None:
     begun, gate, ran = threading.Event(), threading.Event(), list[int]()
     thread = ModelThread()
     running = thread.run(lambda: begun.set() or gate.wait(5.0))

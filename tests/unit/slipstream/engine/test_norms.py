@@ -31,7 +31,7 @@ def test_a_row_has_the_mean_square_of_its_weight_alone_or_among_others(width: in
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
+def test_nan_stays_in_its_row(dtype: torch.dtype) -> None:
     x = torch.ones(3, 20, dtype=dtype)
     x[1, 17] = float("nan")
     found = RmsNorm(torch.ones(20, dtype=dtype), 0.0)(x)

@@ -164,7 +164,7 @@ def test_a_layer_that_reads_another_one_s_rows_writes_none(wide: bool) -> None:
     assert torch.equal(pools[0], before[0]) and torch.equal(pools[1], before[1])
 
 
-def test_what_the_kernel_has_no_room_for_is_not_taken(wide: bool) -> None:
+def test_shapes_and_types_that_the_kernel_does_not_support_are_declined(wide: bool) -> None:
     pool = torch.zeros(1, 4, 24)
     assert paged_attention((pool, pool), PagedLayer(0, 1, None, 1.0)) is None
     assert paged_attention((pool.new_zeros(1, 4, 528), pool), PagedLayer(0, 1, None, 1.0)) is None

@@ -105,7 +105,7 @@ def test_a_row_has_the_same_bits_in_every_pass(
 
 
 @pytest.mark.parametrize("part", ["ACTIVATIONS", "Rotations", "weights", "experts"])
-def test_without_one_of_its_parts_nothing_is_promised(
+def test_without_one_of_its_parts_a_pass_is_not_batch_invariant(
     part: str, folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pass is watched: what else it is made of is named."""
@@ -171,7 +171,7 @@ def test_weights_of_products_are_found_and_packed_and_no_others() -> None:
         module.out_in + 1
 
 
-def test_positions_are_turned_alike_however_many_may_be_asked_for(folder: Folder) -> None:
+def test_rotations_do_not_depend_on_the_number_of_reserved_positions(folder: Folder) -> None:
     source = load_checkpoint(str(folder("olmo2")), "float32").forward.model.model.rotary_emb  # type: ignore[attr-defined]
     assert isinstance(source, Rotations)
     x, positions = torch.zeros(1, 3, 64), torch.tensor([[0, 40, 98]])

@@ -31,13 +31,13 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("family", [LEAN, LIBRARY])
-def test_a_second_start_serves_the_pass_that_was_tried(family: str, tmp_path: Path, trials: list[str]) -> None:
+def test_a_second_start_serves_the_pass_that_the_trial_accepted(family: str, tmp_path: Path, trials: list[str]) -> None:
     folder = str(save_checkpoint(family, tmp_path / "model"))
     paths = [load_checkpoint(folder).forward_path for _ in range(2)]
     assert paths[0] == paths[1] and trials == ["model"]
 
 
-def test_other_weights_of_the_same_size_are_tried(tmp_path: Path, trials: list[str]) -> None:
+def test_other_weights_of_the_same_size_are_tried_again(tmp_path: Path, trials: list[str]) -> None:
     folder = save_checkpoint(LEAN, tmp_path / "model")
     load_checkpoint(str(folder))
     load_checkpoint(str(other_weights(folder, tmp_path / "copy")))
@@ -45,7 +45,7 @@ def test_other_weights_of_the_same_size_are_tried(tmp_path: Path, trials: list[s
 
 
 @pytest.mark.parametrize("change", ["dtype", "engine", "kernels", "library"])
-def test_what_decides_the_outcome_is_asked_again(
+def test_a_trial_is_run_again_where_engine_kernels_library_or_dtype_changed(
     change: str, tmp_path: Path, trials: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(save_checkpoint(LEAN, tmp_path / "model"))

@@ -200,7 +200,7 @@ def test_tenants_share_nothing() -> None:
     assert books.begin([*range(10)], "a").length == 8
 
 
-def test_what_was_closed_is_found_until_its_room_is_needed_the_oldest_goes_first() -> None:
+def test_blocks_of_closed_sequences_are_found_until_they_are_evicted_oldest_first() -> None:
     books = Books()
     books.close(write(books, [1] * 9))
     books.close(write(books, [2] * 9))
@@ -211,7 +211,7 @@ def test_what_was_closed_is_found_until_its_room_is_needed_the_oldest_goes_first
     books.close(whole)
 
 
-def test_what_is_broken_is_not_found() -> None:
+def test_blocks_of_a_broken_sequence_are_not_found_again() -> None:
     books = Books()
     first = write(books, [*range(10)])
     second = books.begin([*range(10)], "")
@@ -236,7 +236,7 @@ def test_a_rollback_into_a_shared_block_copies_it() -> None:
     assert [tokens[-1] for _, tokens in books.holds(second)] == [0, 1, 2, 3, 4, 5, 70, 71]
 
 
-def test_what_was_reserved_shares_nothing_and_stays_reserved() -> None:
+def test_reserved_sequences_share_nothing_and_keep_their_room() -> None:
     books = Books()
     sequence = books.begin_unshared(12)
     books.forward(Segment(sequence, [*range(9)]))
@@ -278,7 +278,7 @@ def test_a_rollback_into_the_last_of_three_shared_blocks_replaces_that_one_alone
     assert books.missing(second, 1) == 0, "the copy is its own"
 
 
-def test_a_rollback_into_a_block_of_its_own_writes_there_and_nobody_finds_its_old_contents() -> None:
+def test_a_rollback_into_an_unshared_block_writes_there_and_its_old_contents_are_not_found() -> None:
     books = Books()
     sequence = write(books, [*range(9)])
     blocks, free = list(sequence.blocks), books.blocks_free

@@ -109,7 +109,7 @@ def test_int8_takes_the_lean_forward_pass_where_there_are_kernels(folder: str) -
 
 
 @pytest.mark.parametrize("quantisation", QUANTISERS)
-def test_only_targets_quantisers_keep_rows_apart(quantisation: str, opened: Any) -> None:
+def test_only_quantisers_for_targets_keep_rows_independent(quantisation: str, opened: Any) -> None:
     """Chains, trees and prefill of others in one pass, against each text alone in a pass of its own."""
     engine = opened(quantisation)
     tokens, other = prompt(20), prompt(37, seed=2)
@@ -161,14 +161,14 @@ async def guesses_help(client: Gateway, address: str) -> bool:
     return 0 < accepted < drafted
 
 
-def test_drafters_and_verifiers_open_what_their_settings_say(folder: str) -> None:
+def test_drafters_and_verifiers_quantise_as_their_settings_specify(folder: str) -> None:
     model = open_configured(DrafterConfig(model=folder, quantisation="int4", kv_tokens=64)).model
     assert model.dtype == "int4/float32"
     assert open_target(VerifierConfig(model=folder, quantisation="int8", kv_tokens=64)).model.dtype == "int8/float32"
 
 
 @pytest.mark.parametrize("quantisation", STEADY)
-def test_a_quantised_target_says_what_the_library_generates(quantisation: str, folder: str, opened: Any) -> None:
+def test_a_quantised_target_generates_what_the_library_generates(quantisation: str, folder: str, opened: Any) -> None:
     reference = library_model(folder, quantisation)
     tokens = prompt(9, 4)
     with torch.inference_mode():
@@ -178,7 +178,9 @@ def test_a_quantised_target_says_what_the_library_generates(quantisation: str, f
 
 @pytest.mark.parametrize("quantisation", QUANTISERS)
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_the_model_says_what_it_computes_with(quantisation: str, dtype: str, folder: str, opened: Any) -> None:
+def test_the_dtype_of_a_model_names_its_quantisation_and_the_type_of_its_products(
+    quantisation: str, dtype: str, folder: str, opened: Any
+) -> None:
     if dtype not in QUANTISERS[quantisation].dtypes:
         with pytest.raises(InvalidArgument, match="auto or float32"):
             opened(quantisation, dtype)

@@ -34,14 +34,14 @@ def test_weights_are_the_numbers_that_the_file_stands_for(family: str, save: Any
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_others_are_refused_before_a_weight_is_read(method: str, tmp_path: Path) -> None:
+def test_checkpoints_of_other_quantisers_are_refused_before_a_weight_is_read(method: str, tmp_path: Path) -> None:
     folder = name_method(save_checkpoint("llama", tmp_path / "own"), tmp_path / "quantised", METHODS[method])
     with pytest.raises(FailedPrecondition, match=f"quantised by {method}") as refusal:
         load_checkpoint(str(folder))
     assert refusal.value.reason == "QUANTISATION_UNREADABLE" and "--engine vllm" in refusal.value.message
 
 
-def test_packages_of_readable_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_of_readable_quantisations_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     folder = name_method(save_checkpoint("llama", tmp_path / "own"), tmp_path / "quantised", method)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -49,7 +49,7 @@ def test_packages_of_readable_ones_are_named(tmp_path: Path, monkeypatch: pytest
         load_checkpoint(str(folder))
 
 
-def test_the_doctor_says_it_in_one_line(tmp_path: Path) -> None:
+def test_the_doctor_reports_an_unreadable_quantisation_in_one_line(tmp_path: Path) -> None:
     folder = name_method(save_checkpoint("llama", tmp_path / "own"), tmp_path / "quantised", METHODS["awq"])
     refused = CliRunner().invoke(app, ["doctor", "--target", str(folder), "--drafter", "ngram"])
     assert refused.exit_code == 1 and "quantised by awq" in refused.output and "Traceback" not in refused.output

@@ -39,7 +39,7 @@ def scored(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_what_is_drawn_has_the_best_score_of_all_tokens(width: int, spread: float) -> None:
+def test_drawn_tokens_have_the_best_score_of_all_tokens(width: int, spread: float) -> None:
     rows = logits(width, spread)
     for seed in range(2 if width > 10_000 else 20):
         keys = torch_noise.keys([seed] * len(rows), list(range(len(rows))), Purpose.COUPLED)

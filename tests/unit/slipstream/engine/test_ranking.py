@@ -75,5 +75,5 @@ def test_a_whole_vocabulary_and_rows_that_lie_apart() -> None:
     ("logits", "count"),
     [(torch.zeros(1, 9), 10), (torch.zeros(1, 90), MOST_RANKS + 1), (torch.zeros(1, 9).double(), 2)],
 )
-def test_what_it_cannot_rank_is_left_to_torch(logits: torch.Tensor, count: int) -> None:
+def test_logits_that_the_kernel_cannot_rank_are_left_to_torch(logits: torch.Tensor, count: int) -> None:
     assert not ranks(logits, count)

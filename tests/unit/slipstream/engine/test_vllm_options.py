@@ -22,7 +22,7 @@ from slipstream.errors import FailedPrecondition, InvalidArgument
 TARGETS = VLLMRole("verifier", "target")
 
 
-def test_words_are_those_of_a_shell() -> None:
+def test_options_of_vllm_are_split_like_shell_words() -> None:
     assert checked_words(DRAFTER, "--quantization fp8 --name 'two words'", "") == [
         "--quantization", "fp8", "--name", "two words",
     ]  # fmt: skip
@@ -38,7 +38,7 @@ def test_words_are_those_of_a_shell() -> None:
         (TARGETS, "'open", "VERIFIER_VLLM_ARGS cannot be read: No closing quotation."),
     ],
 )
-def test_words_that_may_not_be_given_are_named(of: VLLMRole, given: str, sentence: str) -> None:
+def test_options_of_vllm_that_may_not_be_given_are_refused_by_name(of: VLLMRole, given: str, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         checked_words(of, given, "")
 
@@ -83,7 +83,7 @@ def test_a_model_with_recurrent_layers_is_refused_before_its_weights_are_read() 
             check_layers(DRAFTER, SimpleNamespace(**(plain | {name: True})))
 
 
-def test_what_vllm_says_is_shortened_to_a_sentence() -> None:
+def test_errors_of_vllm_are_shortened_to_a_sentence() -> None:
     said = "ValidationError: 1 error\n  Value error, no such method. [type=value_error, input={'a': 1}]"
     assert refusal(DRAFTER, said).message == (
         "vLLM cannot serve this draft model: ValidationError: 1 error Value error, no such method."

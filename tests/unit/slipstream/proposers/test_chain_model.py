@@ -102,7 +102,7 @@ def test_roots_move_branches_change_and_sessions_roll_back(
     assert engine.kv.blocks_free == engine.kv.blocks_total
 
 
-def test_what_a_chain_computed_is_not_computed_again(engine: Chains, chains: ChainProposer) -> None:
+def test_tokens_that_a_chain_computed_are_not_computed_again(engine: Chains, chains: ChainProposer) -> None:
     text = list(PROMPTS[0])
     (answer,) = chains.propose([context("s", text, len(text), GREEDY, LEVELS)])
     assert isinstance(answer, Proposal) and engine.computed == [len(text), 1, 1, 1]

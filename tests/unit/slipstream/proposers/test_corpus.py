@@ -32,7 +32,7 @@ def test_a_dropped_generation_is_forgotten() -> None:
     assert not any(matcher.match.length for matcher in corpus.matchers([1, 2, 3]))
 
 
-def test_texts_of_a_corpus_do_not_run_into_each_other() -> None:
+def test_matches_do_not_cross_the_boundary_of_two_texts_of_a_corpus() -> None:
     corpus = Corpus(100)
     corpus.add([1, 2])
     corpus.add([3, 4])

@@ -130,7 +130,7 @@ def test_a_prompt_that_another_sequence_read_is_not_read_again_but_under_another
     assert other.read_tokens == 1
 
 
-def test_the_idlest_sequence_is_closed_for_another_one_and_computed_again_later() -> None:
+def test_the_longest_idle_sequence_is_closed_for_another_one_and_computed_again_later() -> None:
     engine = emulated(4)
     proposer, first, second = proposer_over(engine), [5] * (3 * BLOCK), [6] * (3 * BLOCK)
     assert propose_one(proposer, context("first", first)).nodes

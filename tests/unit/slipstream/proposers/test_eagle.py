@@ -196,7 +196,7 @@ def test_a_head_may_name_the_layers_of_its_target(target: str, tmp_path: Path) -
         ({"t2d": torch.ones(50, dtype=torch.bool)}, r"t2d is \[50\], this target needs \[199\]"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_name_and_shape(
+def test_tensors_that_do_not_fit_are_refused_with_name_and_shape(
     changes: dict[str, Tensor | None], sentence: str, target: str, tmp_path: Path
 ) -> None:
     head = random_head(target, config_of(target, layers=LAYERS, vocabulary=64))

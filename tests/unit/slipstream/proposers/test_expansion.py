@@ -52,12 +52,12 @@ def test_as_many_nodes_as_take_a_fifth_longer_at_most(cost: Callable[[int], floa
 
 
 @pytest.mark.parametrize("answer", [ResourceExhausted("full", reason="KV_EXHAUSTED"), Proposal([], 0, no_room=True)])
-def test_without_room_to_try_there_are_few(answer: Proposal | SlipstreamError) -> None:
+def test_without_room_to_measure_few_nodes_are_expanded(answer: Proposal | SlipstreamError) -> None:
     proposer = Clocked(lambda nodes: 2.0, answer)
     assert (measured_expansion(proposer, proposer.clock), proposer.closed) == (4, 1)
 
 
-def test_nothing_is_left_in_the_cache_of_a_model() -> None:
+def test_measuring_leaves_nothing_in_the_cache_of_a_model() -> None:
     engine = open_engine("emulated:")
     free = engine.kv.blocks_free
     assert measured_expansion(ModelProposer(engine, width=4, proposal_tokens=32)) in SIZES

@@ -120,7 +120,7 @@ def test_ngrams_are_what_the_target_itself_goes_on_with(monkeypatch: pytest.Monk
     assert sum(gram[1] == (5 * gram[0] + 3) % 23 for gram in grams) > 0.6 * len(grams)
 
 
-def test_it_takes_whole_columns_and_no_row_that_others_need() -> None:
+def test_a_window_takes_whole_columns_and_no_row_that_others_need() -> None:
     window = open_window(list(PROMPT))
     for room in range(15):
         rows = window.rows(room, 0.0)

@@ -56,7 +56,7 @@ def open_text(context: ProposerContext) -> SuffixText:
     return SuffixText(None, BOUNDS, 0)
 
 
-async def test_a_loop_is_guessed_on() -> None:
+async def test_a_repeating_text_is_drafted_beyond_one_period() -> None:
     drafting = Drafting(LookupProposer(open_text), session(LOOP))
     drafting.step()
     assert chain(drafting.session)[:8] == [5, 6, 7, 8, 9, 5, 6, 7]
@@ -64,7 +64,7 @@ async def test_a_loop_is_guessed_on() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_commits_are_followed() -> None:
+async def test_lookup_candidates_follow_commits() -> None:
     drafting = Drafting(LookupProposer(open_text), session(LOOP))
     drafting.step()
     drafting.session.commit(len(LOOP), [5, 6])
@@ -76,7 +76,7 @@ async def test_commits_are_followed() -> None:
     assert chain(drafting.session)[:3] == [7, 8, 9]
 
 
-def test_what_is_drawn_is_doubted_more_than_what_is_likeliest() -> None:
+def test_confidence_is_lower_at_a_higher_temperature() -> None:
     """The first candidate's claim, of a match of two tokens that occurred once: SmolLM2's texts accept half of what is
     claimed without this at temperature 0.8, and a third at 1."""
     claims = []
@@ -88,7 +88,7 @@ def test_what_is_drawn_is_doubted_more_than_what_is_likeliest() -> None:
     assert claims == pytest.approx([1 / 2, 1 / 3.28, 1 / 4])
 
 
-def test_ngrams_of_a_window_are_doubted_as_well() -> None:
+def test_ngrams_of_a_window_have_a_lowered_confidence_too() -> None:
     pool = LookaheadProposer(LookaheadSize(4, 3, 3))
     drafting = Drafting(pool, session([5, 6, 7, 1, 5]))
     drafting.step()
@@ -125,7 +125,7 @@ def test_a_corpus_grows_while_a_session_runs_and_its_parts_hang_together() -> No
     assert len(corpus) == held  # nothing is given twice
 
 
-async def test_sessions_meet_in_a_corpus_only_under_one_salt_unless_sharing_is_asked_for() -> None:
+async def test_sessions_share_a_corpus_only_under_one_salt_unless_sharing_is_enabled() -> None:
     for settings, salts, meet in (
         ({}, ("red", "red"), True),
         ({}, ("red", "blue"), False),

@@ -104,7 +104,7 @@ def broken(blocks: Tensors, **changes: torch.Tensor | None) -> Tensors:
         ({"2__0__linear__bias": torch.full((64,), math.nan)}, r"2\.0\.linear\.bias \[64\] holds numbers that are not"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_name_and_shape(
+def test_tensors_that_do_not_fit_are_refused_with_name_and_shape(
     changes: dict[str, torch.Tensor | None], sentence: str, target: str, tmp_path: Path
 ) -> None:
     folder = save_heads(broken(random_heads(target, HEADS), **changes), tmp_path)

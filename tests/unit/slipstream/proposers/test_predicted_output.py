@@ -109,13 +109,15 @@ def test_the_beginning_is_guessed_before_there_is_output_and_nothing_beyond_the_
     assert fed([], []).look_up([], 8) == []
 
 
-def test_right_after_a_difference_both_ways_to_go_on_are_guessed() -> None:
+def test_after_a_difference_a_replacement_and_an_insertion_are_both_proposed() -> None:
     grown = fed([1, 2, 3, 4, 5, 6], [1, 2, NEW]).look_up([], 8)
     assert {node.token for node in grown if node.parent == 0} == {4, 3}  # replaced; inserted
 
 
 @given(SYMBOLS, SYMBOLS, SYMBOLS, st.integers(1, 8))
-def test_trees_are_honest_and_bounded(prediction: list[int], output: list[int], path: list[int], count: int) -> None:
+def test_probabilities_of_a_tree_are_consistent_and_its_size_is_bounded(
+    prediction: list[int], output: list[int], path: list[int], count: int
+) -> None:
     grown = fed(prediction, output).look_up(path, count)
     assert len(grown) <= count
     shares: dict[tuple[int, ...], float] = {(): 1.0}
@@ -139,7 +141,9 @@ def test_a_path_of_guesses_moves_the_place_as_commits_do(
 
 
 @given(SYMBOLS, st.lists(SYMBOLS, max_size=5))
-def test_in_whatever_pieces_a_text_is_read_its_place_is_one(prediction: list[int], pieces: list[list[int]]) -> None:
+def test_the_place_in_a_prediction_does_not_depend_on_how_the_text_is_split(
+    prediction: list[int], pieces: list[list[int]]
+) -> None:
     text, tokens = PredictionText(prediction, len(PROMPT)), list[int]()
     for piece in (PROMPT[:1], PROMPT[1:], *pieces):
         text.read(piece)
@@ -177,7 +181,7 @@ def test_the_work_for_a_token_does_not_depend_on_the_predictions_length(period: 
 
 
 @given(st.floats(0, 1), st.integers(0, 40), SEEDS)
-def test_a_sessions_own_experience_corrects_what_is_believed(rate: float, run: int, seed: int) -> None:
+def test_observed_hits_of_a_session_correct_its_hit_rates(rate: float, run: int, seed: int) -> None:
     rates, chance = HitRates(), random.Random(seed)
     for _ in range(400):
         rates.add(run, chance.random() < rate)

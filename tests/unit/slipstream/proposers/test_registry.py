@@ -76,7 +76,7 @@ def test_an_unknown_method_is_refused_by_name_and_has_no_properties() -> None:
         ({"engine": "vllm", "expand": 4}, "DRAFTER_EXPAND=4; vLLM proposes chains"),
     ],
 )
-def test_what_does_not_go_with_a_drafter_s_engine_is_refused(settings: dict[str, Any], sentence: str) -> None:
+def test_settings_that_a_drafters_engine_does_not_support_are_refused(settings: dict[str, Any], sentence: str) -> None:
     DrafterConfig(model="folder", engine="vllm", vllm_args="--quantization fp8", expand=1)
     with pytest.raises(InvalidArgument, match=sentence):
         DrafterConfig(**({"model": "folder"} | settings))

@@ -99,14 +99,14 @@ def test_a_tree_is_every_path_that_is_probable_enough(
         assert {path for path in paths[1:] if len(path) <= 3} == wanted
 
 
-def test_a_sure_text_grows_a_chain_and_an_unsure_one_a_bush() -> None:
+def test_a_certain_continuation_grows_a_chain_and_an_uncertain_one_a_bush() -> None:
     sure = built([[1, 2, 3, 4, 5, 6]] * 8)
     assert [node.parent for node in likeliest_tree([read(sure, [1, 2])], 4, TreeBounds(3, 0.2))] == [0, 1, 2, 3]
     unsure = built([[1, 2, last] for last in (3, 4, 5)] * 8)
     assert [node.parent for node in likeliest_tree([read(unsure, [1, 2])], 4, TreeBounds(3, 0.1))] == [0, 0, 0]
 
 
-def test_of_several_matchers_the_longest_match_speaks_first_and_of_equals_the_first() -> None:
+def test_of_several_matchers_the_longest_match_proposes_first_and_of_equals_the_first() -> None:
     own, other = built([[1, 2, 9]]), built([[0, 1, 2, 3]])
     assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [0, 1, 2])], 1, TWO)] == [3]
     assert [node.token for node in likeliest_tree([read(own, [1, 2]), read(other, [1, 2])], 1, TWO)] == [9]

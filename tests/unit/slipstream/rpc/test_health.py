@@ -27,7 +27,7 @@ def asked_by_bash(address: str) -> bool:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-async def test_a_role_is_healthy_while_it_says_so(ready: bool) -> None:
+async def test_a_role_is_healthy_while_it_reports_serving(ready: bool) -> None:
     server = Server([])
     try:
         await server.start("127.0.0.1:0", "127.0.0.1:0")
@@ -52,7 +52,7 @@ async def test_each_service_is_healthy_by_its_own_name_too(ready: bool) -> None:
         await server.stop(0)
 
 
-async def test_a_service_that_nobody_offers_is_not_healthy() -> None:
+async def test_a_service_that_is_not_offered_is_not_healthy() -> None:
     server = Server([])
     try:
         await server.start("127.0.0.1:0", "127.0.0.1:0")
@@ -62,13 +62,13 @@ async def test_a_service_that_nobody_offers_is_not_healthy() -> None:
         await server.stop(0)
 
 
-def test_nobody_there_is_not_healthy() -> None:
+def test_an_address_without_a_server_is_not_healthy() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         assert not asked_by_bash(f"127.0.0.1:{reserved.getsockname()[1]}")
 
 
-def test_whoever_accepts_and_says_nothing_is_not_healthy() -> None:
+def test_a_server_that_accepts_and_never_answers_is_not_healthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         assert not asked_by_bash(f"127.0.0.1:{frozen.getsockname()[1]}")
 
@@ -116,7 +116,7 @@ async def test_a_watcher_that_reads_nothing_holds_up_no_change_and_no_other_watc
         await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_all_statuses_are_listed() -> None:
+async def test_the_health_service_lists_all_statuses() -> None:
     server = Server([])
     address = await server.start("127.0.0.1:0")
     async with channel(address) as line:

@@ -110,7 +110,7 @@ async def test_a_closed_outbox_gives_the_rest_and_then_nothing() -> None:
     assert await outbox.take() == []
 
 
-async def test_closing_wakes_whoever_takes() -> None:
+async def test_closing_an_outbox_wakes_a_waiting_reader() -> None:
     outbox = SendQueue[Command]()
     taken = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
@@ -205,7 +205,7 @@ async def linked(
         assert running.cancelled(), running
 
 
-async def test_a_link_counts_the_bytes_of_what_it_says_and_hears() -> None:
+async def test_a_link_counts_the_bytes_that_it_sends_and_receives() -> None:
     call, recorder, traffic = FakeCall(), Recorder(), ByteCounter()
     link: MultiplexedStream[Command, drafter_pb2.DraftRequest, Any] = MultiplexedStream(
         lambda: call, pack, recorder, traffic=traffic
@@ -237,7 +237,7 @@ async def test_a_link_reports_connection_frames_and_loss_in_order_and_connects_a
     assert first.cancelled and second.cancelled
 
 
-async def test_what_is_said_goes_out_in_order_and_never_on_a_later_stream() -> None:
+async def test_items_are_sent_in_order_and_never_on_a_later_stream() -> None:
     first, second, recorder = FakeCall(), FakeCall(), Recorder()
     async with linked([first, second], recorder) as link:
         with pytest.raises(Unavailable):
@@ -459,7 +459,7 @@ async def test_a_dropped_grpc_stream_is_dialled_again() -> None:
     await server.stop(0)
 
 
-async def test_serving_ends_when_the_peer_says_it_is_done() -> None:
+async def test_serving_ends_when_the_peer_half_closes_its_stream() -> None:
     echo = Echo()
     server = Server([echo.register])
     async with channel(await server.start("127.0.0.1:0")) as line:
@@ -477,7 +477,7 @@ async def test_serving_ends_when_the_peer_says_it_is_done() -> None:
     ("number", "code", "text"),
     [(666, grpc.StatusCode.INVALID_ARGUMENT, "nobody likes"), (667, grpc.StatusCode.INTERNAL, "open the stream again")],
 )
-async def test_what_receiving_raises_is_the_streams_status(number: int, code: grpc.StatusCode, text: str) -> None:
+async def test_an_error_while_receiving_is_the_streams_status(number: int, code: grpc.StatusCode, text: str) -> None:
     echo = Echo()
     server = Server([echo.register])
     async with channel(await server.start("127.0.0.1:0")) as line:

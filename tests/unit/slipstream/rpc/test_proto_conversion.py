@@ -48,7 +48,7 @@ def test_the_parameters_of_a_session_have_the_names_of_their_fields() -> None:
     assert tuple(field.name for field in fields(SamplingParams)) == proto_conversion.SAMPLING_FIELDS
 
 
-def test_what_an_earlier_gateway_left_out_because_it_is_0_is_0_to_a_worker() -> None:
+def test_a_zero_that_an_earlier_gateway_left_out_is_zero_to_a_worker() -> None:
     """Its message had no presence: temperature 0 was not written."""
     written = bytes.fromhex("19000000000000f03f29000000000000f03f5001")  # top_p 1, repetition_penalty 1, coupled
     message = types_pb2.SamplingOptions.FromString(written)
@@ -63,7 +63,7 @@ def test_the_servers_default_rule_is_coupled() -> None:
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -3.0])
-def test_a_worker_believes_no_number_out_of_range(field: str, value: float) -> None:
+def test_a_worker_refuses_numbers_out_of_range(field: str, value: float) -> None:
     message = proto_conversion.sampling_to_proto(SamplingParams())
     setattr(message, field, value)
     with pytest.raises(InvalidArgument, match=field):
@@ -155,7 +155,7 @@ def test_a_confidence_survives_in_one_byte_up_to_half_a_step(log_probs: list[flo
         assert abs(value - min(0.0, max(log_prob, -255 / 32))) <= 0.5 / 32
 
 
-def test_what_a_peer_calls_a_failure_is_one_line_in_a_log() -> None:
+def test_a_failure_sent_by_a_peer_is_one_line_in_a_log() -> None:
     told = types_pb2.Failure(
         code=9, message="no\r\n2026 ERROR forged\x1b[2J \N{GREEK SMALL LETTER ALPHA}", reason="A\nB"
     )

@@ -97,7 +97,7 @@ async def test_a_failed_call_of_the_handler_itself_keeps_its_text_to_itself() ->
             assert "password" not in repr(error)
 
 
-async def test_who_would_restart_the_process_hears_that_it_lives_from_its_start_to_its_end() -> None:
+async def test_liveness_is_serving_from_the_start_of_a_process_to_its_end() -> None:
     server = Server([])
     await server.start("127.0.0.1:0", "127.0.0.1:0")
     async with channel(server.health_address) as line:
@@ -121,7 +121,7 @@ async def test_who_would_restart_the_process_hears_that_it_lives_from_its_start_
         await waiting.close()
 
 
-async def test_health_says_not_serving_until_told_otherwise_and_after_stop_nothing() -> None:
+async def test_health_is_not_serving_until_it_is_set_and_again_from_stop_on() -> None:
     async with serving() as (server, line):
         health, request = health_pb2_grpc.HealthStub(line), health_pb2.HealthCheckRequest()
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -144,7 +144,7 @@ async def test_an_address_in_use_is_refused_with_its_name() -> None:
     await second.stop(0)
 
 
-async def test_a_worker_says_what_it_runs_and_tells_its_load_only_when_it_changes() -> None:
+async def test_a_worker_reports_its_model_and_sends_its_load_only_when_it_changes() -> None:
     load = worker_pb2.WatchResponse(sessions=1)
     model = types_pb2.ModelInfo(name="toy")
     worker = WorkerService(WorkerIdentity(model, worker_pb2.ROLE_DRAFTER, "ngram"), lambda: load)
@@ -169,7 +169,7 @@ async def test_a_sentence_that_quotes_its_caller_is_cut_to_what_metadata_carries
             assert 1000 < len((error.details() or "").encode()) <= 1024
 
 
-async def test_who_may_not_enter_is_not_even_parsed() -> None:
+async def test_a_call_that_is_not_authorised_is_not_even_parsed() -> None:
     def nobody(method: str, context: Any) -> None:
         raise PermissionDenied(f"not {method}")
 
@@ -192,7 +192,7 @@ class Held:
     """What a handler has read of a request."""
 
 
-async def test_what_a_refused_call_held_is_given_back_without_the_garbage_collector() -> None:
+async def test_resources_of_a_refused_call_are_freed_without_the_garbage_collector() -> None:
     """gRPC keeps the exception of an aborted call in a circle."""
     held: list[weakref.ref[Held]] = []
 

@@ -114,7 +114,7 @@ async def call(line: grpc.aio.Channel, service: str) -> None:
 
 
 @pytest.mark.parametrize("role", [*ROLES, "stranger"])
-async def test_a_role_may_call_what_the_table_says_and_nothing_else(folders: dict[str, Path], role: str) -> None:
+async def test_a_role_may_call_only_the_services_that_the_table_allows(folders: dict[str, Path], role: str) -> None:
     services = {*ALLOWED_ROLES, "slipstream.v1.GatewayService"}
     dial = dialer(VERIFIER, held(folders[role]))
     async with serving(held(folders[VERIFIER])) as address, dial(address) as line:
@@ -136,13 +136,13 @@ async def refused(address: str, dial: Any) -> SlipstreamError:
 
 
 @pytest.mark.parametrize("who", ["plaintext", "forged", "expired"])
-async def test_without_a_certificate_of_the_authority_nobody_gets_in(folders: dict[str, Path], who: str) -> None:
+async def test_without_a_certificate_of_the_authority_no_caller_is_admitted(folders: dict[str, Path], who: str) -> None:
     async with serving(held(folders[VERIFIER])) as address:
         dial = channel if who == "plaintext" else dialer(VERIFIER, held(folders[who]))
         assert "wants TLS" in (await refused(address, dial)).message
 
 
-async def test_who_was_to_be_reached_must_prove_its_role(folders: dict[str, Path]) -> None:
+async def test_a_server_must_prove_the_role_that_was_dialled(folders: dict[str, Path]) -> None:
     """A drafter's own certificate is good, and lets it pose as nobody else."""
     async with serving(held(folders[DRAFTER])) as address:
         error = await refused(address, dialer(VERIFIER, held(folders[GATEWAY])))
@@ -150,13 +150,13 @@ async def test_who_was_to_be_reached_must_prove_its_role(folders: dict[str, Path
 
 
 @pytest.mark.parametrize("kind", ["forged", "expired"])
-async def test_a_server_whose_certificate_is_worth_nothing_is_not_believed(folders: dict[str, Path], kind: str) -> None:
+async def test_a_server_with_an_untrusted_certificate_is_refused(folders: dict[str, Path], kind: str) -> None:
     async with serving(held(folders[kind])) as address:
         error = await refused(address, dialer(GATEWAY, held(folders[VERIFIER])))
         assert "not signed by the CA" in error.message
 
 
-async def test_a_caller_that_wants_tls_never_falls_back_to_plaintext(folders: dict[str, Path]) -> None:
+async def test_a_caller_configured_for_tls_never_falls_back_to_plaintext(folders: dict[str, Path]) -> None:
     async with serving(None) as address:
         assert "answers in plaintext" in (await refused(address, dialer(VERIFIER, held(folders[GATEWAY])))).message
 
@@ -253,7 +253,7 @@ async def test_probes_need_no_certificate_and_reach_nothing_else(folders: dict[s
         await server.stop(0)
 
 
-async def test_an_operator_is_told_once_why_a_worker_cannot_be_reached(
+async def test_the_log_reports_once_why_a_worker_cannot_be_reached(
     folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     tries = 0

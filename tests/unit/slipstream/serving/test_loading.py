@@ -22,7 +22,7 @@ async def begun(gate: asyncio.Event, error: Exception | None = None) -> str:
     return "127.0.0.1:7"
 
 
-async def test_a_role_that_takes_long_is_named_where_nobody_watches_a_terminal() -> None:
+async def test_a_role_that_takes_long_is_named_where_there_is_no_terminal() -> None:
     gate, shown = asyncio.Event(), io.StringIO()
     with Loading(Console(file=shown), line_every_s=0.01) as loading:
         waiting = asyncio.gather(
@@ -37,7 +37,7 @@ async def test_a_role_that_takes_long_is_named_where_nobody_watches_a_terminal()
     assert "slipstream serve: drafter ngram starts, for 0 s now\n" in shown.getvalue()
 
 
-async def test_on_a_terminal_each_has_a_clock_until_it_is_there() -> None:
+async def test_on_a_terminal_each_role_has_a_clock_until_it_is_loaded() -> None:
     gate, shown = asyncio.Event(), io.StringIO()
     console = Console(file=shown, force_terminal=True, width=100)
     with Loading(console) as loading:

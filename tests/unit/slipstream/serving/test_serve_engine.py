@@ -25,7 +25,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_without_vllm_the_sentence_says_how_to_get_it() -> None:
+def test_without_vllm_the_error_names_the_command_that_installs_it() -> None:
     with pytest.raises(FailedPrecondition, match="make setup-vllm"):
         vllm_python()
 

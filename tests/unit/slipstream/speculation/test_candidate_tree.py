@@ -33,7 +33,7 @@ def test_a_chain_needs_no_parents_and_grows_by_frames() -> None:
     assert (tree.node_count, tree.depth, tree.empty) == (3, 3, False)
 
 
-def test_a_commit_inside_the_tree_keeps_what_hangs_on_it_and_its_numbers() -> None:
+def test_a_commit_inside_the_tree_keeps_descendants_and_node_numbers() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, 1, 2, 3))
     tree.commit([1, 2])
@@ -59,7 +59,7 @@ def test_a_frame_on_an_older_prefix_catches_up_with_the_commits() -> None:
     assert paths(tree) == {(3,)}
 
 
-def test_a_frame_whose_past_was_not_committed_dies_from_there_on() -> None:
+def test_a_frame_on_another_prefix_is_dropped_from_its_first_difference_on() -> None:
     tree = CandidateTree(PROMPT)
     tree.commit([1, 2])
     assert tree.graft(chain(3, 1, 7, 3)).dropped == {"diverged": 1, "orphan": 1}
@@ -80,7 +80,7 @@ def test_a_generation_cannot_move_its_root() -> None:
         tree.graft(chain(2, 1, first_node=2))
 
 
-def test_a_new_generation_drops_what_only_the_old_one_vouched_for() -> None:
+def test_a_new_generation_drops_nodes_that_only_the_old_one_of_its_drafter_sent() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, 1, 2))
     tree.graft(chain(3, 1, source=1))
@@ -89,7 +89,7 @@ def test_a_new_generation_drops_what_only_the_old_one_vouched_for() -> None:
     assert tree.graft(chain(3, 6)).dropped == {"stale": 1}
 
 
-def test_two_drafters_share_a_node_and_the_surer_one_counts() -> None:
+def test_two_drafters_share_a_node_and_the_higher_probability_counts() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(Frame(3, 0, 1, (1,), (-2.0,)))
     grafted = tree.graft(Frame(3, 0, 1, (1, 2), (-1.0, -3.0), source=1))
@@ -122,7 +122,7 @@ def test_nodes_beyond_the_limits_are_dropped_and_counted() -> None:
     assert tree.graft(Frame(3, 0, 9, (5, 6), (-1.0, -1.0), (0, 0))).dropped == {"full": 1}
 
 
-def test_a_selection_prefers_likely_paths_and_a_chain_only_the_first_born() -> None:
+def test_a_tree_selection_prefers_likely_paths_and_a_chain_takes_first_children() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(Frame(3, 0, 1, (1, 2, 3, 4), (-3.0, -0.5, -0.5, -0.1), (0, 0, 1, 2)))
     assert tree.select_likeliest(2).token_ids == (2, 4)
@@ -132,7 +132,7 @@ def test_a_selection_prefers_likely_paths_and_a_chain_only_the_first_born() -> N
     assert tree.select_likeliest(0) == Selection() == tree.select_first_children(0) == tree.select_first_created(0)
 
 
-def test_a_drawn_selection_takes_the_first_created_whatever_they_are() -> None:
+def test_a_selection_of_draws_takes_the_first_created_whatever_their_probability() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(Frame(3, 0, 1, (5, 4, 3, 2, 6), (-3.0, -0.5, -9.0, -0.1, -0.2), (0, 0, 1, 2, 1)))
     assert tree.select_first_created(9).token_ids == (5, 4, 3, 2, 6)
@@ -153,7 +153,7 @@ def test_a_selection_carries_the_distributions() -> None:
     assert tree.select_likeliest(2).distributions == (proposal, None)
 
 
-def test_a_chain_survives_being_accepted_token_by_token() -> None:
+def test_a_chain_stays_usable_while_it_is_accepted_token_by_token() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, *range(6)))
     for token in range(6):
@@ -190,7 +190,7 @@ def test_rounding_above_zero_is_clamped() -> None:
     assert check(Frame(3, 0, 1, (1, 2), (1e-7, -1.0)), 10, TreeLimits()).log_probs == (0.0, -1.0)
 
 
-def test_a_commit_tells_wrong_candidates_from_candidates_that_are_used_up() -> None:
+def test_a_commit_distinguishes_wrong_candidates_from_used_up_ones() -> None:
     tree = CandidateTree(PROMPT)
     assert not tree.commit([9]), "nobody guessed, so nobody was wrong"
     tree.graft(chain(4, 1, 2))
@@ -199,7 +199,7 @@ def test_a_commit_tells_wrong_candidates_from_candidates_that_are_used_up() -> N
     assert tree.commit([1, 3]), "2 was guessed, 3 came"
 
 
-def test_a_selection_tells_who_sent_each_node() -> None:
+def test_a_selection_names_the_senders_of_each_node() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, 1, 2, source=7))
     tree.graft(chain(3, 1, 5, source=8))
@@ -210,7 +210,7 @@ def test_a_selection_tells_who_sent_each_node() -> None:
     assert tree.select_likeliest(9).sources == ((7,), (7,))
 
 
-def test_a_tree_says_how_many_candidates_it_holds_at_least() -> None:
+def test_a_tree_reports_whether_it_holds_at_least_a_number_of_candidates() -> None:
     tree = CandidateTree(PROMPT)
     assert tree.holds(0, 0) and tree.holds(-1, 0) and not tree.holds(1, 0)
     tree.graft(Frame(3, 0, 1, (1, 2, 3), (-1.0, -1.0, -1.0), (0, 0, 1)))
@@ -257,7 +257,7 @@ def test_the_head_of_a_selection_is_the_selection_where_it_is_no_longer() -> Non
     assert selection.head(1).token_ids == (1,)
 
 
-def test_candidates_are_asked_about_until_there_is_an_answer_and_forbidden_ones_fall_off() -> None:
+def test_undecided_candidates_are_checked_until_they_are_allowed_or_removed() -> None:
     answers: dict[Path, bool] = {}
     tree = CandidateTree(PROMPT)
     tree.admits = lambda path, token: answers.get((*path, token))
@@ -272,7 +272,7 @@ def test_candidates_are_asked_about_until_there_is_an_answer_and_forbidden_ones_
     assert (tree.recheck(), paths(tree)) == (0, {(1,), (4,), (5,)})
 
 
-def test_what_was_committed_meanwhile_is_asked_about_no_more_and_what_hangs_on_it_is() -> None:
+def test_committed_nodes_are_checked_no_more_but_their_descendants_are() -> None:
     answers: dict[Path, bool] = {}
     tree = CandidateTree(PROMPT)
     tree.admits = lambda path, token: answers.get((*path, token))
@@ -289,14 +289,14 @@ def test_a_chain_ends_before_the_first_candidate_that_is_not_known_to_be_allowed
     assert tree.select_likeliest_chain(5).token_ids == (1,)
 
 
-def test_what_is_forbidden_is_called_so_and_one_that_is_allowed_comes_before_one_that_may_be() -> None:
+def test_forbidden_candidates_are_counted_and_allowed_ones_come_before_undecided_ones() -> None:
     tree = CandidateTree(PROMPT)
     tree.admits = lambda path, token: {1: False, 2: None}.get(token, True)
     assert tree.graft(Frame(3, 0, 1, (1, 2, 3), (-0.1, -0.1, -0.9), (0, 0, 0))).dropped == {"forbidden": 1}
     assert tree.select_likeliest_chain(5).token_ids == (3,)
 
 
-def test_so_many_committed_tokens_are_remembered_and_no_more() -> None:
+def test_a_limited_window_of_committed_tokens_is_remembered() -> None:
     tree = CandidateTree(PROMPT, TreeLimits(window=3))
     tree.commit([1, 2, 3])
     grafted = tree.graft(chain(3, 1, 2, 3, 4))
@@ -309,7 +309,7 @@ def test_frames_at_the_limits_pass_the_check() -> None:
     assert check(first, 3, TreeLimits(frame_nodes=2)).log_probs == (0.0, -0.5)
 
 
-def test_every_committed_token_can_be_stood_on_from_the_very_first() -> None:
+def test_a_frame_may_be_based_on_any_committed_position_from_the_first_on() -> None:
     grafted = CandidateTree(PROMPT).graft(chain(0, *PROMPT, 1))
     assert (grafted.committed, grafted.added) == (3, 1)
 
@@ -322,7 +322,7 @@ def test_frames_of_one_generation_add_up_on_an_empty_prefix_too() -> None:
     assert paths(tree) == {(1,), (1, 2)} and tree.version == version + 1
 
 
-def test_what_becomes_of_each_node_is_told() -> None:
+def test_grafting_reports_the_outcome_of_each_node() -> None:
     tree = CandidateTree(PROMPT)
     tree.graft(chain(3, 1, 2, generation=1))
     assert tree.graft(chain(3, 1, 2, generation=1)) == Grafted(dropped={"duplicate": 2})
@@ -331,7 +331,7 @@ def test_what_becomes_of_each_node_is_told() -> None:
     assert tree.graft(chain(3)) == Grafted()
 
 
-def test_what_only_a_lost_drafter_sent_is_gone_and_asked_about_no_more() -> None:
+def test_nodes_that_only_a_lost_drafter_sent_are_removed_and_checked_no_more() -> None:
     tree = CandidateTree(PROMPT)
     tree.admits = lambda path, token: True if token < 3 else None
     tree.graft(chain(3, 1, 2, 3, 4))

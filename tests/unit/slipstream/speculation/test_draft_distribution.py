@@ -78,7 +78,7 @@ def share(q: DraftDistribution, token: int) -> float:
     return q.weights[q.token_ids.index(token)] / sum(q.weights)
 
 
-def test_the_first_of_several_draws_is_the_one_draw() -> None:
+def test_the_first_of_several_draws_equals_a_single_draw() -> None:
     ids, weights = quantise(torch.randn(50, 9, generator=torch.Generator().manual_seed(3)), 9)
     one, many = (draw(ids, weights, [5] * 50, range(50), count) for count in (1, 3))
     assert torch.equal(one[:, 0], many[:, 0])
@@ -119,7 +119,7 @@ def grown(rule: str, temperature: float, steps: int, logits: tuple[float, ...] =
     return session
 
 
-def test_each_node_says_what_it_was_drawn_from_given_its_earlier_siblings() -> None:
+def test_each_node_carries_the_distribution_it_was_drawn_from_given_its_earlier_siblings() -> None:
     session = grown("rejection", 1.0, 3)
     nodes = list(session.tree.nodes())
     assert len(nodes) == 9

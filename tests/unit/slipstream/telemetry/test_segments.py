@@ -53,7 +53,7 @@ def test_slow_is_what_takes_three_times_the_mean_or_a_second() -> None:
 
 
 @given(ROUNDS)
-def test_however_bad_a_session_is_few_rounds_stand_out(rounds: list[Round]) -> None:
+def test_however_bad_a_session_is_few_of_its_rounds_have_spans(rounds: list[Round]) -> None:
     reasons = chosen(rounds)
     assert reasons == chosen(rounds)
     assert reasons[0] == "first" and reasons.count("first") == 1

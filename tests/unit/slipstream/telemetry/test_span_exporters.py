@@ -42,7 +42,7 @@ def begun(tracing: Tracing) -> Trace:
         ({"SLIPSTREAM_TRACE_FOLDER": "here", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, 2),
     ],
 )
-async def test_tracing_is_off_until_it_is_told_where_to(
+async def test_tracing_is_off_until_a_destination_is_set(
     settings: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ async def test_tracing_is_off_until_it_is_told_where_to(
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4317", "OTEL_EXPORTER_OTLP_ENDPOINT.*IPv6"),
     ],
 )
-async def test_what_cannot_be_is_refused_at_the_start(
+async def test_invalid_settings_of_exporters_are_refused_at_the_start(
     name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
@@ -78,7 +78,7 @@ async def test_what_cannot_be_is_refused_at_the_start(
             pass
 
 
-async def test_files_hold_every_span_for_whoever_reads_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_trace_files_hold_every_span(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLIPSTREAM_TRACE_FOLDER", str(tmp_path))
     async with tracing_from_env("slipstream-verifier") as tracing:
         assert tracing is not None
@@ -97,7 +97,7 @@ async def test_files_hold_every_span_for_whoever_reads_them(monkeypatch: pytest.
     assert tracing.counts() == {("made",): 2, ("sent",): 2}
 
 
-async def test_every_span_says_which_process_it_is_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_every_span_names_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def resource() -> dict[str, str]:
         async with tracing_from_env("slipstream-drafter") as tracing:
             assert tracing is not None
@@ -130,7 +130,7 @@ class Refusing(SpanExporter):
         return SpanExportResult.FAILURE if taken else SpanExportResult.SUCCESS
 
 
-async def test_spans_that_nobody_took_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_that_were_not_exported_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.telemetry.span_exporters._exporters", lambda *_: [Refusing()])
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "3")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "3")
@@ -190,7 +190,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_dead_collector_blocks_nobody(answers: bool) -> None:
+def test_a_dead_collector_blocks_no_caller(answers: bool) -> None:
     """Nobody at the port, or somebody who takes the connection and never says a word."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

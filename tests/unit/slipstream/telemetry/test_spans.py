@@ -73,7 +73,7 @@ def test_every_process_calls_a_round_and_a_draft_the_same(
         (-1e9, 0.0),
     ],
 )
-def test_a_clock_is_believed_unless_it_cannot_be_right(behind_s: float, shift_s: float) -> None:
+def test_the_clock_of_a_sender_is_corrected_only_where_it_cannot_be_right(behind_s: float, shift_s: float) -> None:
     """`behind_s`: what the receiver's clock shows when the message comes, less what the sender's showed."""
     sender, receiver = Hands(1000.0, 5.0), Hands(1000.0 + behind_s, 77.0)
     context = begun(Tracing("a", [], sender.clocks)).context()
@@ -119,7 +119,7 @@ def test_a_time_that_no_clock_shows_changes_no_span(sent: int) -> None:
         ("", "", "", True),
     ],
 )
-def test_the_standard_variables_say_what_is_sampled(
+def test_the_standard_variables_decide_what_is_sampled(
     sampler: str, argument: str, flags: str, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("OTEL_TRACES_SAMPLER", sampler), ("OTEL_TRACES_SAMPLER_ARG", argument)):
@@ -143,14 +143,14 @@ def test_the_standard_variables_say_what_is_sampled(
         ("traceidratio", "01", False),
     ],
 )
-def test_a_client_asks_for_a_trace_where_it_has_a_say(
+def test_the_sampled_flag_of_a_client_asks_for_a_trace_under_parent_based_samplers(
     sampler: str, flags: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     assert begun(Tracing("a", []), {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"} if flags else {}).asked == asked
 
 
-def test_the_trace_that_a_client_names_is_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trace_id_of_a_client_does_not_decide_its_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ratio is one of trace ids, the lowest first."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1e-9")

@@ -72,7 +72,7 @@ def test_every_metric_is_declared_once_and_well() -> None:
         assert list(metric.buckets) == sorted(set(metric.buckets))
 
 
-def test_a_role_tells_neither_less_nor_more_than_is_declared() -> None:
+def test_missing_or_undeclared_metrics_of_a_role_are_an_error() -> None:
     complete = sources()
     with pytest.raises(ValueError, match="slipstream_drafter_sessions"):
         MetricsCollector(
@@ -114,7 +114,7 @@ def test_a_deprecated_histogram_has_the_buckets_and_labels_of_the_present_one() 
     assert deprecated == present and len(present) > len(old.buckets)
 
 
-async def test_a_scrape_tells_what_is_true_then_in_both_formats() -> None:
+async def test_a_scrape_reads_current_values_in_both_formats() -> None:
     sessions = [3]
     meter = MetricsCollector("drafter", sources(slipstream_drafter_sessions=lambda: sessions[0]))
     async with exposing(meter, FREE) as address:
@@ -142,13 +142,13 @@ async def test_a_loop_that_is_stuck_fails_its_scrapes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("listen", ["9464", "host:port", ":9464"])
-async def test_what_is_no_address_is_refused(listen: str) -> None:
+async def test_an_invalid_listen_address_is_refused(listen: str) -> None:
     with pytest.raises(InvalidArgument):
         async with exposing(MetricsCollector("drafter", sources()), listen):
             pass
 
 
-async def test_a_port_that_is_taken_is_said_to_be() -> None:
+async def test_a_metrics_port_in_use_is_a_typed_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable):
         async with exposing(MetricsCollector("drafter", sources()), f"127.0.0.1:{taken.getsockname()[1]}"):
             pass
@@ -173,7 +173,7 @@ async def test_more_scrapes_at_once_than_there_is_room_for_are_turned_away() -> 
                     await asyncio.sleep(0.05)
 
 
-async def test_a_request_that_comes_byte_by_byte_keeps_nobody_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_that_arrives_byte_by_byte_is_closed_after_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "SCRAPE_S", 0.5)
     async with exposing(MetricsCollector("drafter", sources()), FREE) as address:
         reader, writer = await asyncio.open_connection(*address.split(":"))
@@ -271,7 +271,7 @@ def test_a_line_of_the_log_is_one_object_with_role_session_and_trace() -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_the_level_is_for_our_own_modules_and_libraries_tell_what_is_wrong() -> None:
+def test_the_level_applies_to_our_own_modules_and_libraries_log_warnings_alone() -> None:
     records: list[tuple[str, int, str, dict[str, Any]]] = [
         (name, severity, f"{name} {severity}", {})
         for name in ("gateway.x", "grpc._cython")
@@ -295,7 +295,7 @@ def test_a_traceback_has_no_values_of_variables(format: str) -> None:
 
 
 @pytest.mark.parametrize(("level", "format"), [("loud", "json"), ("info", "xml"), ("INFO", "json")])
-def test_settings_of_logs_that_nobody_knows_are_refused(level: str, format: str) -> None:
+def test_unknown_settings_of_logs_are_refused(level: str, format: str) -> None:
     with pytest.raises(InvalidArgument):
         logs.check(level, format)
 

@@ -199,7 +199,7 @@ def test_an_export_holds_every_span_of_the_trace_and_of_no_other(tmp_path: Path)
 
 
 @pytest.mark.parametrize("what", [["print", ID], ["xyz"], [ID.upper()], [ID, "--rounds", "5-"]])
-def test_the_command_says_how_it_is_used(what: list[str]) -> None:
+def test_wrong_arguments_of_the_command_are_usage_errors(what: list[str]) -> None:
     assert CliRunner().invoke(app, ["trace", *what]).exit_code == 2
 
 
@@ -250,12 +250,12 @@ def test_numbers_of_enumerators_are_read_as_their_names(folder: Path) -> None:
         (200, b'{"result":[]}', Unavailable),
     ],
 )
-def test_what_is_no_answer_of_jaegers_is_typed(status: int, body: bytes, error: type[Exception]) -> None:
+def test_an_invalid_answer_of_jaeger_is_a_typed_error(status: int, body: bytes, error: type[Exception]) -> None:
     with answering(status, body) as (url, _), pytest.raises(error):
         trace_from_jaeger(url, ID)
 
 
-def test_nobody_at_the_address_is_typed() -> None:
+def test_an_address_without_jaeger_is_a_typed_error() -> None:
     with pytest.raises(Unavailable):
         trace_from_jaeger("http://127.0.0.1:1", ID)
     with pytest.raises(InvalidArgument):

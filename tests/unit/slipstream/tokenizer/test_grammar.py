@@ -53,7 +53,7 @@ def walk(cursor: Cursor, rng: random.Random, most: int = 120) -> list[int]:
 
 @settings(deadline=None, max_examples=60)
 @given(NAMES, st.integers(0, 10**6))
-def test_what_ends_is_of_the_language_and_can_end_nowhere_else(name: str, seed: int) -> None:
+def test_an_output_may_end_exactly_where_it_belongs_to_the_language(name: str, seed: int) -> None:
     language = LANGUAGES[name]
     cursor, fresh = place(language.structure), place(language.structure)
     tokens = walk(cursor, random.Random(seed))
@@ -90,7 +90,7 @@ def test_behind_the_end_nothing_counts_and_nothing_is_allowed() -> None:
     assert allows(cursor.mask([]), END)
 
 
-def test_a_cursor_that_cannot_follow_says_so_and_can_be_used_again() -> None:
+def test_a_cursor_that_cannot_follow_a_text_raises_and_can_be_used_again() -> None:
     cursor = place(StructuredOutput("regex", "[ab]c"))
     a, x = (tokenizer().encode(word).ids for word in "ax")
     for _ in range(2):
@@ -118,7 +118,7 @@ class Panicking:
         raise Panic
 
 
-def test_a_cursor_whose_library_panicked_halfway_is_where_it_says() -> None:
+def test_a_cursor_is_consistent_after_its_library_panicked_halfway() -> None:
     cursor, fresh = place(StructuredOutput("regex", "[ab]+c")), place(StructuredOutput("regex", "[ab]+c"))
     text = [*tokenizer().encode("a").ids, *tokenizer().encode("b").ids]
     cursor._matcher = Panicking(cursor._matcher)  # type: ignore[assignment]
@@ -191,7 +191,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in BAD.items() for text in texts])
-def test_what_cannot_be_read_is_refused_with_a_sentence(kind: str, text: str) -> None:
+def test_unreadable_grammars_are_refused_with_a_sentence(kind: str, text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         compiled(StructuredOutput(kind, text))
     assert caught.value.reason == "BAD_GRAMMAR"
@@ -230,7 +230,7 @@ PERSON: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
         ),
     ],
 )
-def test_json_has_the_space_that_json_dumps_writes_unless_its_schema_says_otherwise(
+def test_json_has_the_spaces_of_json_dumps_unless_its_schema_sets_others(
     structure: StructuredOutput, inside: list[str], outside: list[str]
 ) -> None:
     assert [text for text in inside if not spells(structure, text)] == []
@@ -258,7 +258,7 @@ def test_formats_that_nothing_constrains_are_annotations_and_names_and_values_ar
         ({"type": "string", "pattern": "^x[0-9]$"}, ['{"x1": 1, "x2": 2}', "{}"], ['{"y1": 1}', '{"x1": ""}']),
     ],
 )
-def test_names_of_properties_are_held_to_what_is_said_of_them(
+def test_names_of_properties_are_constrained_by_property_names(
     names: dict[str, Any], inside: list[str], outside: list[str]
 ) -> None:
     """As zod writes `z.record`, and pydantic a dict whose keys are an enumeration's."""
@@ -272,7 +272,7 @@ def test_names_of_properties_are_held_to_what_is_said_of_them(
     "names",
     [{"minLength": 2}, {"$ref": "#/nowhere"}, {"type": "integer"}, {"enum": "ab"}, {"pattern": "^a", "enum": []}, 3],
 )
-def test_what_cannot_be_said_of_names_is_refused_by_the_key(names: Any) -> None:
+def test_unsupported_schemas_of_property_names_are_refused_by_the_key(names: Any) -> None:
     with pytest.raises(InvalidArgument, match="propertyNames"):
         compiled(StructuredOutput("json_schema", json.dumps({"type": "object", "propertyNames": names})))
 
@@ -282,7 +282,7 @@ def test_a_property_may_be_called_property_names() -> None:
     assert spells(StructuredOutput("json_schema", json.dumps(schema)), '{"propertyNames": 1}')
 
 
-def test_what_nothing_can_begin_is_refused() -> None:
+def test_a_grammar_that_no_text_satisfies_is_refused() -> None:
     with pytest.raises(FailedPrecondition) as caught:
         compiled(StructuredOutput("regex", r"[^\s\S]"))
     assert caught.value.reason == "UNSATISFIABLE_GRAMMAR"
@@ -411,7 +411,7 @@ def test_a_structure_survives_the_wire(structure: StructuredOutput) -> None:
     )
 
 
-def test_nothing_and_a_false_wish_on_the_wire() -> None:
+def test_no_structure_survives_the_wire_and_json_object_false_is_refused() -> None:
     assert proto_conversion.structure_to_proto(None) is None
     assert proto_conversion.structure_from_proto(types_pb2.StructuredOutput()) is None
     with pytest.raises(InvalidArgument, match="json_object"):

@@ -48,7 +48,7 @@ def test_a_proxy_is_asked_in_place_of_the_hub(monkeypatch: pytest.MonkeyPatch) -
         assert hub.reachable()
 
 
-def test_what_is_in_the_cache_is_taken_and_what_is_not_is_refused(
+def test_cached_files_are_used_without_the_hub_and_missing_ones_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)

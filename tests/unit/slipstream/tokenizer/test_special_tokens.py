@@ -59,7 +59,7 @@ def test_special_tokens_are_found_where_transformers_finds_them(
 
 @pytest.mark.parametrize("named", [{}, {"bos_token": "<s>", "eos_token": None}], ids=["none named", "some named"])
 @pytest.mark.parametrize("kind", [*_OF_CLASS, "TokenizersBackend"])
-def test_a_class_has_its_own_where_the_configuration_names_none(
+def test_special_tokens_of_the_class_apply_where_the_configuration_names_none(
     kind: str, named: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = write(tmp_path, {"tokenizer_class": f"{kind}Fast"} | named, family="llama")
@@ -68,7 +68,7 @@ def test_a_class_has_its_own_where_the_configuration_names_none(
 
 @pytest.mark.parametrize("given", [{}, GENERIC], ids=["no class", "any class"])
 @pytest.mark.parametrize("family", [*sorted(_CLASS_OF), "llama", "mistral", "glm", "gpt_oss"])
-def test_so_has_a_family_whose_configuration_names_no_class_of_its_own(
+def test_special_tokens_of_the_family_apply_where_the_configuration_names_no_class(
     family: str, given: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = write(tmp_path, dict(given), family=family)

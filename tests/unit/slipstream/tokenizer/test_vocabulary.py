@@ -38,7 +38,7 @@ def test_a_saved_tokenizer_keeps_its_fingerprint(tmp_path: Path) -> None:
     assert fingerprint(load_tokenizer(str(tmp_path))) == fingerprint(built)
 
 
-def test_nothing_of_a_text_is_cut_and_nothing_put_to_it(tmp_path: Path) -> None:
+def test_a_text_is_neither_truncated_nor_padded(tmp_path: Path) -> None:
     built = tokenizer(["a", "b"])
     built.pre_tokenizer = pre_tokenizers.Whitespace()
     built.enable_truncation(2)
@@ -77,7 +77,7 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
     assert eos_token_ids(str(tmp_path)) == ()
 
 
-def test_names_that_are_folders() -> None:
+def test_names_of_local_folders_are_recognised() -> None:
     assert is_local("/models/x") and is_local("./x") and is_local("models/tiny/x")
     assert not is_local("owner/name") and not is_local("gpt2")
     assert as_ids(None) == () and as_ids(0) == (0,) and as_ids([1, 2]) == (1, 2)

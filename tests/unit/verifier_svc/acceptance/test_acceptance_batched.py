@@ -76,7 +76,7 @@ def assert_equal(cases: list[Case]) -> list[AcceptanceResult]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_many_chains_are_judged_as_each_alone(seed: int) -> None:
+def test_many_chains_are_judged_as_if_each_were_alone(seed: int) -> None:
     chance = np.random.default_rng(seed)
     cases = [random_case(chance) for _ in range(150)]
     results = assert_equal(cases)

@@ -37,7 +37,7 @@ def logits_that_say(*tokens: int) -> torch.Tensor:
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def test_no_cases_no_verdicts() -> None:
+def test_an_empty_batch_has_no_results() -> None:
     assert judge([], torch.empty(0, VOCABULARY)) == []
 
 
@@ -66,7 +66,7 @@ def test_broken_numbers_fail_their_own_session_only(rule: str, poison: float) ->
     assert judge(cases, logits) == [BrokenNumbers(0), AcceptanceResult((0, 1), 3), AcceptanceResult((), 4)]
 
 
-def test_broken_rows_that_nobody_visits_harm_nobody() -> None:
+def test_broken_rows_that_are_not_visited_affect_no_session() -> None:
     logits = logits_that_say(3, 5)
     logits[1] = math.nan
     assert judge([VerifyInput(chain(4), 0, GREEDY, 10)], logits) == [AcceptanceResult((), 3)]
@@ -90,7 +90,7 @@ def test_rejection_in_a_batch_is_the_rule_alone() -> None:
         assert stop.value.value == verdict
 
 
-def test_rules_that_divide_are_told_p_whole_in_double_precision_and_one_hot_without_noise() -> None:
+def test_ratio_rules_get_p_complete_in_double_precision_and_one_hot_without_noise() -> None:
     logits = torch.tensor([0.0, math.log(3.0), -math.inf])
     told = subject._distribution(logits, 1, False)
     assert told.dtype == np.float64 and told.tolist() == pytest.approx([0.25, 0.75, 0.0], abs=1e-7)
@@ -118,7 +118,7 @@ CELLS = st.sampled_from([0.0, 1.0, 2.0, math.inf, -math.inf, math.nan])
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_greedy_sessions_are_judged_as_if_they_were_walked(data: st.DataObject) -> None:
+def test_greedy_sessions_have_the_same_result_with_and_without_the_shortcut(data: st.DataObject) -> None:
     """A bias of nothing keeps a session from the shortcut and changes no number."""
     trees = data.draw(st.lists(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 2)), max_size=5), max_size=4))
     skipped = data.draw(st.booleans())

@@ -103,7 +103,7 @@ def test_any_trees_emit_what_plain_decoding_inside_the_grammar_emits(
 
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(SAMPLINGS), PATHS, st.integers(0, 10**6))
-def test_a_ratio_rule_is_told_the_masked_distribution_at_every_node(
+def test_a_ratio_rule_gets_the_masked_distribution_at_every_node(
     sampling: SamplingParams, paths: set[Path], seed: int
 ) -> None:
     tree = tree_of(paths, lie=DraftDistribution(tuple(range(VOCABULARY)), (3, 1, 4, 1, 5)))
@@ -232,9 +232,9 @@ def through_rounds(seed: int, *, drawn: bool) -> float:
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_what_is_not_admitted_changes_no_law(seed: int) -> None:
+def test_pruned_candidates_do_not_change_the_distribution(seed: int) -> None:
     assert through_rounds(seed, drawn=True) < 1e-12
 
 
-def test_what_was_drawn_must_be_judged_even_where_it_is_forbidden() -> None:
+def test_dropping_a_forbidden_draw_before_it_is_judged_biases_the_distribution() -> None:
     assert through_rounds(3, drawn=False) > 1e-3

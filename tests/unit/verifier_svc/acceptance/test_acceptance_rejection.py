@@ -43,7 +43,7 @@ def test_acceptance_is_the_overlap_of_p_and_q(support: int) -> None:
     assert accepted == pytest.approx(np.minimum(p, q).sum(), abs=1e-12)
 
 
-def test_a_drafter_that_lies_about_q_changes_the_output() -> None:
+def test_a_drafter_with_a_false_q_changes_the_output() -> None:
     """So the tests above have teeth, and the rule is for trusted drafters only."""
     target, honest, lying = (
         target_of(5, VOCABULARY),

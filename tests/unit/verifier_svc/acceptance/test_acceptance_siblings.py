@@ -157,7 +157,9 @@ def test_siblings_drawn_without_replacement_give_the_law_of_the_target(
     same=st.booleans(),
     zeros=st.booleans(),
 )
-def test_independent_draws_that_merge_give_it_too(seed: int, supports: list[int], same: bool, zeros: bool) -> None:
+def test_merged_independent_draws_keep_the_targets_distribution(
+    seed: int, supports: list[int], same: bool, zeros: bool
+) -> None:
     """With replacement from one q, or from several drafters' own, deterministic ones among them."""
     target, size = target_of(seed, VOCABULARY, zeros), len(supports)
     sources = [draft_of(seed + i, VOCABULARY, support) for i, support in enumerate(supports)]
@@ -230,7 +232,7 @@ def test_independent_siblings_and_siblings_that_stay_in_q_are_biased(same_p: boo
 
 
 @pytest.mark.parametrize("reduced", [True, False])
-def test_a_lost_sibling_is_no_matter_where_each_says_what_it_was_drawn_from(reduced: bool) -> None:
+def test_a_lost_sibling_is_harmless_only_where_each_carries_its_reduced_distribution(reduced: bool) -> None:
     """Sent with the full q, a second sibling whose first never arrived would pass for a draw from all of it."""
     target, draft = target_of(12, VOCABULARY), draft_of(13, VOCABULARY, VOCABULARY)
 
@@ -243,7 +245,7 @@ def test_a_lost_sibling_is_no_matter_where_each_says_what_it_was_drawn_from(redu
     assert found < 1e-12 if reduced else found > 1e-3
 
 
-def test_a_drafter_that_lies_about_q_changes_the_output() -> None:
+def test_a_drafter_with_a_false_q_changes_the_output() -> None:
     target, honest, lying = target_of(5, VOCABULARY), *(draft_of(seed, VOCABULARY, 3) for seed in (6, 7))
 
     def lies(path: Path) -> Iterator[tuple[Family, float]]:
@@ -254,7 +256,7 @@ def test_a_drafter_that_lies_about_q_changes_the_output() -> None:
 
 
 @pytest.mark.parametrize("outside", [DraftDistribution((1, 2), (3, 4)), DraftDistribution((1,), (3,))])
-def test_a_token_outside_its_own_q_is_reported_and_nothing_after_it_believed(outside: DraftDistribution) -> None:
+def test_a_token_outside_its_own_q_is_reported_and_no_token_after_it_is_accepted(outside: DraftDistribution) -> None:
     """Of the second q nothing at all is left after its sibling."""
     target = target_of(8, VOCABULARY)
     selection = tree([((1,), None), ((0,), outside), ((2,), None)])

@@ -59,7 +59,7 @@ def test_without_candidates_and_at_temperature_0_it_is_plain_decoding() -> None:
     assert [*(tree.token_ids[node] for node in found.path), found.next_token] == text
 
 
-def test_it_accepts_what_the_target_would_not_have_drawn_here() -> None:
+def test_typical_acceptance_accepts_tokens_that_the_target_would_not_have_drawn() -> None:
     choice, p = plain(TYPICAL, 1)[0], model(()).double().softmax(-1).numpy()
     others = [token for token in range(5) if token != choice and p[token] > threshold(p)]
     assert others, "the prefix was chosen badly"

@@ -51,7 +51,7 @@ def chain(*confidences: float) -> Selection:
     return Selection((7,) * size, tuple(range(-1, size - 1)), tuple(range(1, size + 1)), logs, sums, (None,) * size)
 
 
-def test_before_any_evidence_a_drafter_is_believed() -> None:
+def test_before_any_evidence_the_claimed_confidence_is_used() -> None:
     calibration, _ = fresh()
     for confidence in LEVELS:
         assert corrected(calibration, "draft", "", 1, confidence) == pytest.approx(confidence, abs=0.0101)
@@ -71,7 +71,7 @@ def test_it_converges_to_the_measured_acceptance(truth: Callable[[float], float]
     assert sum(errors) / len(errors) < 0.045
 
 
-def test_long_sure_chains_are_told_apart_near_one() -> None:
+def test_confidences_near_one_are_calibrated_accurately() -> None:
     calibration, _ = fresh()
     random = np.random.default_rng(4)
     for _ in range(1500):
@@ -87,7 +87,7 @@ evidence = st.tuples(st.integers(1, 20), st.floats(0.0, 1.0), st.booleans())
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(evidence, max_size=150), st.floats(0.0, 500.0))
-def test_always_a_probability_and_more_confidence_never_gives_less(
+def test_calibrated_probabilities_are_valid_and_never_fall_with_more_confidence(
     observed: list[tuple[int, float, bool]], later_s: float
 ) -> None:
     calibration, clock = fresh()
@@ -126,7 +126,7 @@ def test_an_unseen_depth_starts_from_the_seen_ones() -> None:
     assert corrected(calibration, "draft", "code", 12, 0.8) == pytest.approx(0.4, abs=0.08)
 
 
-def test_depths_are_told_apart() -> None:
+def test_depths_are_calibrated_separately() -> None:
     calibration, _ = fresh()
     for _ in range(300):
         calibration.observe("draft", "code", 1, 0.7, True)

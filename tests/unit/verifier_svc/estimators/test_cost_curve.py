@@ -76,7 +76,7 @@ def test_where_candidates_are_free_each_of_them_pays() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(observations, max_size=40))
-def test_more_tokens_never_look_faster(samples: list[tuple[int, int, float]]) -> None:
+def test_the_cost_of_a_step_never_falls_with_more_tokens(samples: list[tuple[int, int, float]]) -> None:
     curve = CostCurve()
     for tokens, sessions, seconds in samples:
         curve.observe(tokens, sessions, seconds)
@@ -163,7 +163,7 @@ def test_a_very_first_step_that_was_preempted_is_forgotten_quickly() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_machine_that_changed_is_believed(factor: float) -> None:
+def test_the_curve_follows_a_machine_whose_speed_changed(factor: float) -> None:
     curve = CostCurve()
     for _ in range(50):
         curve.observe(8, 1, 0.030)
@@ -173,7 +173,7 @@ def test_a_machine_that_changed_is_believed(factor: float) -> None:
 
 
 @pytest.mark.parametrize("nonsense", [0.0, -1.0, float("inf"), float("nan")])
-def test_nonsense_is_not_learned(nonsense: float) -> None:
+def test_invalid_measurements_are_not_learned(nonsense: float) -> None:
     curve, fresh = CostCurve(), CostCurve()
     curve.observe(4, 1, nonsense)
     curve.record(4, 1, [nonsense] * 3)

@@ -85,7 +85,7 @@ def test_an_executor_of_chains_is_measured_with_steps_that_it_can_verify() -> No
     assert machine.engine.kv.blocks_free == machine.engine.kv.blocks_total
 
 
-def test_no_time_and_no_memory_are_no_error() -> None:
+def test_measuring_without_time_or_memory_is_no_error() -> None:
     for machine, limit_s in [(Machine(truth), 0.0), (Machine(truth, blocks=1), 1e3), (Machine(truth, blocks=4), 1e3)]:
         curve = CostCurve()
         measure(curve, machine.engine, 512, limit_s, machine.clock)

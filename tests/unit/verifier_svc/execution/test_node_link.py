@@ -117,7 +117,7 @@ def test_a_second_node_of_one_rank_is_refused_and_the_first_stays() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"rank": 1}\n', b"x" * (1 << 17)])
-def test_what_is_no_node_counts_for_none(sent: bytes) -> None:
+def test_a_connection_that_is_no_node_is_not_counted_as_one(sent: bytes) -> None:
     with group(2) as opened:
         with socket.create_connection((HOST, opened.port + PORT_ABOVE), timeout=SOON_S) as stranger:
             with suppress(OSError):
@@ -175,7 +175,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
         LeaderLink(opened.nodes(0), SETTINGS, lambda why: None)
 
 
-def test_a_machine_that_is_lost_without_a_word_is_noticed() -> None:
+def test_a_node_that_is_lost_without_a_closed_connection_is_detected() -> None:
     """No packet says that the connection ended: the cable is cut."""
     with second_machine() as machine:
         if machine is None:

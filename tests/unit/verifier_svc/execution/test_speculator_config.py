@@ -40,7 +40,7 @@ def test_it_is_vllm_s_own_setting() -> None:
         (json.dumps(HEAD | {"num_speculative_tokens": True}), "a number from 1 to 8"),
     ],
 )
-def test_what_cannot_be_served_is_named(given: str, named: str) -> None:
+def test_configurations_that_cannot_be_served_are_refused_by_name(given: str, named: str) -> None:
     with pytest.raises(InvalidArgument, match="VERIFIER_VLLM_SPECULATOR") as raised:
         speculator_of(config(given))
     assert named in raised.value.message

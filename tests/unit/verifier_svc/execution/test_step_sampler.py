@@ -215,7 +215,7 @@ def test_kernels_on_a_gpu_decide_as_the_rules_decide_each_session(seed: int) -> 
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_cut_that_the_kernels_do_not_know_is_torch_s(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+def test_a_cut_that_the_kernels_lack_is_computed_by_torch(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     """And costs nothing while no session asks for it."""
     monkeypatch.setattr(step_sampler, "UNFUSED", () if known else ("top_k",))
     chance = np.random.default_rng(1)
@@ -233,7 +233,7 @@ def test_a_cut_that_the_kernels_do_not_know_is_torch_s(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("device", "steps"), [(CPU, 6), (DEVICE, 3)], ids=["CPU", "GPU"])
-def test_a_later_step_counts_the_tokens_that_were_decided(device: torch.device, steps: int) -> None:
+def test_a_later_step_counts_the_tokens_committed_by_earlier_ones(device: torch.device, steps: int) -> None:
     """Penalties see what earlier steps committed, in the worker too, where only the first step brings the text."""
     with nullcontext() if device == CPU else VirtualGPU():
         count_decided(Worker(device), steps, copies=3 if device == CPU else 1)
@@ -286,7 +286,7 @@ def test_broken_numbers_end_their_session_alone_and_it_still_gets_a_token(row: i
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE], ids=["CPU", "GPU"])
-def test_prefills_that_go_on_decide_nothing(device: torch.device) -> None:
+def test_prefills_that_are_not_complete_commit_no_token(device: torch.device) -> None:
     """Beside one that decides: vLLM must neither append a token nor take one back."""
     chance = np.random.default_rng(4)
     requests = [request(name, SAMPLINGS[4], chance)._replace(masks={}) for name in "ab"]
@@ -307,7 +307,7 @@ def test_prefills_that_go_on_decide_nothing(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE], ids=["CPU", "GPU"])
-def test_what_pads_a_chain_is_never_accepted_and_changes_nothing(device: torch.device) -> None:
+def test_padding_of_a_chain_is_never_accepted_and_changes_nothing(device: torch.device) -> None:
     """As for CUDA graphs of equal chains: each has a row for what pads it."""
     chance = np.random.default_rng(8)
     coupled = [sampling for sampling in SAMPLINGS if sampling.coupled]

@@ -52,7 +52,9 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
     return announce
 
 
-def test_it_names_weights_and_type_and_promises_the_distribution(announced: Announced, tmp_path: Any) -> None:
+def test_the_arithmetic_names_weights_and_type_and_promises_the_distribution_alone(
+    announced: Announced, tmp_path: Any
+) -> None:
     save_checkpoint("llama", tmp_path / "one")
     described = describe_checkpoint(str(tmp_path / "one"))
     model = announced(described, "bfloat16")
@@ -62,7 +64,9 @@ def test_it_names_weights_and_type_and_promises_the_distribution(announced: Anno
     assert announced(described, "float16", "awq").arithmetic == f"{weights}/awq-float16/vllm"
 
 
-def test_it_is_another_one_for_other_weights_and_not_for_other_settings(announced: Announced, tmp_path: Any) -> None:
+def test_the_arithmetic_differs_for_other_weights_and_not_for_other_settings(
+    announced: Announced, tmp_path: Any
+) -> None:
     save_checkpoint("llama", tmp_path / "one")
     folders = tmp_path / "one", other_weights(tmp_path / "one", tmp_path / "two")
     one, two = (announced(describe_checkpoint(str(folder)), "bfloat16").arithmetic for folder in folders)

@@ -8,7 +8,7 @@ from verifier_svc import vllm_plugin
 
 
 @pytest.mark.parametrize("name", ["CoupledWorker", "RemoteProposer"])
-def test_a_class_that_went_says_what_to_use_instead(name: str) -> None:
+def test_a_removed_class_names_its_replacement(name: str) -> None:
     with pytest.raises(ImportError, match=rf"{name} went with vLLM's V1 model runner; .* VERIFIER_ENGINE=vllm"):
         getattr(vllm_plugin, name)
     with pytest.raises(AttributeError):

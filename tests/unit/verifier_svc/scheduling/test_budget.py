@@ -89,7 +89,9 @@ def test_the_shape_of_the_curve_does_not_matter(offers: list[Offer], shape: str,
 
 @settings(max_examples=100, deadline=None)
 @given(offers_of_a_step, arbitrary_costs, st.integers(0, 20))
-def test_caps_and_room_hold(offers: list[Offer], costs: list[int], room: int) -> None:
+def test_sessions_stay_within_their_caps_and_steps_within_their_room(
+    offers: list[Offer], costs: list[int], room: int
+) -> None:
     counts = allot(offers, costs.__getitem__, room).counts
     assert sum(counts) <= room
     assert all(0 <= n <= min(each.cap, len(each.probabilities)) for n, each in zip(counts, offers, strict=True))
@@ -118,7 +120,7 @@ def test_speculation_fades_as_the_load_grows() -> None:
     assert counts[-1] == 0
 
 
-def test_a_poor_session_gets_no_room_but_keeps_its_own_token() -> None:
+def test_a_session_with_unlikely_candidates_gets_no_room_but_keeps_its_own_token() -> None:
     good, poor = Offer([0.9, 0.8, 0.7], 8), Offer([0.05, 0.01], 8)
     together = allot([poor, good, Offer([], 8)], linear(10.0, 1.0), 100)
     assert together.counts == [0, 3, 0]
@@ -138,20 +140,20 @@ def test_prompts_in_the_step_make_no_candidate_cheaper() -> None:
     assert allot(offers, lambda n: max(16.0, float(n)), 8, prefill=64).counts == [1], "0.3 tokens in the 17th second"
 
 
-def test_what_is_not_in_order_stays_a_prefix() -> None:
+def test_candidates_out_of_order_are_chosen_as_a_prefix() -> None:
     """A node above its predecessor is worth no more than that: it cannot be had without it."""
     assert allot([Offer([0.2, 0.9], 2), Offer([0.5], 1)], linear(100.0, 0.001), 1).counts == [0, 1]
     assert allot([Offer([0.2, 0.9], 2), Offer([0.5], 1)], linear(100.0, 0.001), 2).counts == [1, 1]
 
 
-def test_nothing_to_decide() -> None:
+def test_allotting_without_sessions_room_or_costs_is_valid() -> None:
     assert allot([], linear(1.0, 1.0), 8) == Allotment([], 0.0, 1.0)
     assert allot([Offer([0.9], 1)], linear(1.0, 0.0), 0).counts == [0]
     assert allot([Offer([0.9], 0)], linear(1.0, 0.0), 9).counts == [0]
     assert allot([Offer([0.9], 1)], linear(0.0, 0.0), 9).counts == [1], "a curve of zeros divides nothing by zero"
 
 
-def test_what_a_group_is_owed_is_chosen_first_and_the_best_of_the_rest_after_it() -> None:
+def test_the_guaranteed_share_of_a_group_is_chosen_first_and_the_best_of_the_rest_after_it() -> None:
     poor, good = Offer([0.2, 0.1], 8, 0), Offer([0.9, 0.8, 0.3], 8, 1)
 
     def counts(least: dict[int, int], room: int = 100) -> list[int]:

@@ -30,7 +30,7 @@ def divided(robin: DeficitRoundRobin[str], room: int, wanted: dict[str, int], it
 
 
 @given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 200))
-def test_the_level_uses_all_room_or_meets_all_demands(wanted: list[int], room: int) -> None:
+def test_the_fair_level_uses_all_room_or_meets_all_demands(wanted: list[int], room: int) -> None:
     level = fair_level(wanted, room)
     assert sum(min(each, level) for each in wanted) == pytest.approx(min(room, sum(wanted)))
     assert (level == math.inf) == (sum(wanted) <= room)
@@ -38,7 +38,7 @@ def test_the_level_uses_all_room_or_meets_all_demands(wanted: list[int], room: i
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), demands), min_size=1, max_size=20))
-def test_steps_leave_no_room_that_is_wanted_and_deficits_stay_below_an_item(
+def test_steps_use_all_requested_room_and_deficits_stay_below_an_item(
     steps: list[tuple[int, dict[str, int]]],
 ) -> None:
     robin = DeficitRoundRobin[str]()
@@ -67,7 +67,7 @@ def test_whatever_others_ask_for_no_tenant_with_demand_waits_long(room: int, ten
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 20), st.integers(2, 6), st.integers(1, 8))
-def test_tenants_that_always_want_more_differ_by_two_items_at_most(room: int, tenants: int, item: int) -> None:
+def test_tenants_with_unlimited_demand_differ_by_two_items_at_most(room: int, tenants: int, item: int) -> None:
     robin = DeficitRoundRobin[str]()
     total = dict.fromkeys(TENANTS[:tenants], 0)
     for _ in range(60):
@@ -114,14 +114,14 @@ def test_a_lone_tenant_is_never_beyond_its_share() -> None:
     assert beyond_share(claims(*[("a", 10, True)] * 30), 100) == set()
 
 
-def test_what_a_tenant_has_beyond_its_share_are_its_last_sessions() -> None:
+def test_the_sessions_of_a_tenant_beyond_its_share_are_its_last_ones() -> None:
     assert beyond_share(claims(*[("a", 10, True)] * 9, ("b", 30, False)), 100) == {7, 8}
     assert beyond_share(claims(*[("a", 10, True)] * 5, ("b", 30, False)), 100) == set(), "all fit"
     many = beyond_share(claims(*[("a", 10, False)] * 50, *[("b", 10, False)] * 50), 100)
     assert many == {*range(5, 50), *range(55, 100)}
 
 
-def test_one_that_alone_exceeds_the_share_puts_none_behind_it_beyond_it() -> None:
+def test_a_session_larger_than_its_tenants_share_puts_no_later_session_beyond_it() -> None:
     both = claims(("a", 90, False), ("a", 10, False), *[("b", 10, True)] * 9)
     assert beyond_share(both, 100) == {0, *range(7, 11)}
 
@@ -129,14 +129,14 @@ def test_one_that_alone_exceeds_the_share_puts_none_behind_it_beyond_it() -> Non
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=12), st.integers(60, 100)
 )
-def test_what_is_within_the_shares_fits_together(each: list[tuple[str, int, bool]], room: int) -> None:
+def test_sessions_within_their_shares_fit_together(each: list[tuple[str, int, bool]], room: int) -> None:
     found = claims(*each)
     if len({claim.tenant for claim in found}) > 1:
         beyond = beyond_share(found, room)
         assert sum(claim.blocks for claim in found if claim.session not in beyond) <= room
 
 
-def test_one_that_does_not_fit_is_passed_by_a_bounded_amount_and_remembers_it() -> None:
+def test_a_session_that_does_not_fit_is_overtaken_by_a_bounded_amount_and_keeps_its_age() -> None:
     ageing = Ageing[str]()
     ageing.wait("large", 10)
     for _ in range(PASSES):

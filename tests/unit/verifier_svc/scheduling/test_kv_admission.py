@@ -137,7 +137,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST - 4)
     st.integers(0, 4),
     st.data(),
 )
-def test_all_sessions_end_whatever_comes_together(
+def test_all_sessions_end_whatever_arrives_together(
     asked: list[tuple[list[int], int, int, int, str]], drafts: int, data: st.DataObject
 ) -> None:
     """Each with its prompt, its output, its priority, the step before which it comes, and its tenant."""
@@ -202,7 +202,7 @@ def test_a_tenant_within_its_share_takes_the_room_that_another_has_beyond_its_ow
     assert again.sequence is None and world.admission.preemptions == 1, "beyond its own share it waits"
 
 
-def test_one_that_exceeds_its_tenant_s_share_comes_in_at_last_and_stays() -> None:
+def test_a_session_above_its_tenants_share_is_admitted_at_last_and_stays() -> None:
     """Another tenant's short sessions come without an end, two at a time; the large one fits beside none."""
     world = World()
     large = session(0, [0] * 27, 30, tenant="large")  # seven of eight blocks
@@ -220,7 +220,7 @@ def test_one_that_exceeds_its_tenant_s_share_comes_in_at_last_and_stays() -> Non
     assert large.sequence is not None, "nothing takes its room again"
 
 
-def test_nobody_is_admitted_in_an_idle_one_s_place_only_to_make_room_for_another() -> None:
+def test_no_session_enters_in_an_idle_ones_place_only_to_make_room_for_another() -> None:
     """An idle session's KV counted as its tenant's, until it was preempted: then the other tenant's share was less."""
     world = World()
     idle = world.add(session(0, [0] * 16, tenant="a"))
@@ -232,7 +232,7 @@ def test_nobody_is_admitted_in_an_idle_one_s_place_only_to_make_room_for_another
     assert large.sequence is None and idle.sequence is not None and world.admission.preemptions == 0
 
 
-def test_the_last_to_come_makes_room_and_goes_on_later_where_it_was() -> None:
+def test_the_last_session_to_arrive_is_preempted_and_continues_later_where_it_was() -> None:
     world = World(blocks=5)
     first, last = world.add(session(0, [0] * 7, 16)), world.add(session(1, [1] * 6, 15))
     world.step()
@@ -245,7 +245,7 @@ def test_the_last_to_come_makes_room_and_goes_on_later_where_it_was() -> None:
     assert last.tokens[:6] == [1] * 6 and len(last.tokens) == 15
 
 
-def test_candidates_are_given_up_before_anybody_s_kv_is() -> None:
+def test_candidates_are_given_up_before_any_session_loses_its_kv() -> None:
     world = World(blocks=5)
     world.add(session(0, [0] * 5, 16))
     world.add(session(1, [1] * 5, 16))
@@ -263,7 +263,7 @@ def test_a_higher_priority_takes_the_room_of_a_lower_one() -> None:
     assert high in sessions and low[1] not in sessions and world.admission.preemptions >= 1
 
 
-def test_equals_do_not_take_each_other_s_room_to_enter() -> None:
+def test_sessions_of_equal_priority_do_not_preempt_each_other_to_enter() -> None:
     world = World()
     world.add(session(0, [0] * 20))
     world.turns()
@@ -314,7 +314,7 @@ def test_a_slow_client_s_kv_is_not_computed_again_for_each_token_that_it_takes()
     world.balance()
 
 
-def test_who_waits_enters_as_soon_as_another_one_cannot_run() -> None:
+def test_a_waiting_session_enters_as_soon_as_another_one_cannot_run() -> None:
     world = World()
     slow = world.add(session(0, [0] * 20))
     world.add(session(1, [1] * 20))
@@ -323,7 +323,7 @@ def test_who_waits_enters_as_soon_as_another_one_cannot_run() -> None:
     assert [turn.session.arrival for turn in world.turns()] == [1]
 
 
-def test_nobody_gives_its_room_up_in_vain() -> None:
+def test_no_session_is_preempted_in_vain() -> None:
     world = World(blocks=20)
     world.add(session(0, [0] * 37, 60))
     for number in range(1, 4):
@@ -333,7 +333,7 @@ def test_nobody_gives_its_room_up_in_vain() -> None:
     assert len(world.turns()) == 4 and world.admission.preemptions == 0
 
 
-def test_those_who_leave_while_they_wait_are_forgotten() -> None:
+def test_sessions_that_leave_while_they_wait_are_forgotten() -> None:
     world = World()
     world.add(session(0, [0] * 20))
     world.turns()

@@ -80,7 +80,7 @@ def test_a_text_without_gain_pauses_and_one_behind_it_drafts_at_once() -> None:
         assert copy.drafting and drafted == 60
 
 
-def test_a_pause_is_named() -> None:
+def test_the_cause_of_a_drafting_pause_is_reported() -> None:
     verifier = Verifier()
     causes = set[str]()
     for _ in range(6):

@@ -76,7 +76,7 @@ def test_where_time_is_proportional_to_tokens_a_prompt_still_goes_on() -> None:
     assert found == {0: 1, 1: 1}
 
 
-def test_a_quick_machine_takes_as_much_as_the_setting_says() -> None:
+def test_a_fast_machine_computes_as_much_of_a_prompt_as_the_setting_allows() -> None:
     flat = new_planner(cost=LinearCost(0.01))
     assert pieces(flat, [session(0, "", 1, 9), session(1, "", 5000)]) == {0: 1, 1: 256}
 
@@ -108,7 +108,7 @@ def test_sessions_that_decode_share_the_places_of_an_executor_that_bounds_them()
     assert len(found) == 8 and {50, 51} <= found.keys()
 
 
-def test_what_a_token_of_context_costs_is_learned_and_makes_pieces_smaller() -> None:
+def test_the_cost_of_context_is_learned_and_makes_pieces_of_prompts_smaller() -> None:
     planner, per_pair_s = new_planner(), 2e-8
     decoding, prompt = session(0, "", 1, 9), session(1, "", 40_000)
     steps: list[float] = []
@@ -166,7 +166,7 @@ def test_a_prompt_behind_a_long_context_goes_on_however_dear_its_tokens_are() ->
     assert sum(shares.divide([long, short], 10, 1.0).values()) <= 10
 
 
-def test_of_one_tenant_half_goes_to_the_first_and_half_to_the_shortest() -> None:
+def test_half_of_a_tenants_prefill_goes_to_its_first_prompt_and_half_to_its_shortest() -> None:
     prompts = [session(0, "", 900), session(1, "", 800), session(2, "", 30)]
     chunks = prefill_chunks(prompts, 100)
     assert {each.request.number: size for each, size in chunks.items()} == {0: 50, 1: 20, 2: 30}

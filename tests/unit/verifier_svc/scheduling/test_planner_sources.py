@@ -69,7 +69,7 @@ def test_the_first_candidates_are_the_likeliest() -> None:
     assert plan.tokens == pytest.approx(1.0 + sum(paths[: len(plan.step[0].selection)]))
 
 
-def test_where_chains_alone_are_verified_claims_decide() -> None:
+def test_where_only_chains_are_verified_calibration_replaces_no_candidate_by_another() -> None:
     planner = new_planner(trees=False)
     teach(planner, 60)
     assert tokens(planner) in (WRONG, ()), "calibration may leave them out, and puts no others in their place"

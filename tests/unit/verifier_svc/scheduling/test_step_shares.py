@@ -122,7 +122,7 @@ def test_the_tenant_with_more_sessions_has_the_rest_of_twice_the_other_one_s_ste
         assert seconds(together, CPU) + CPU.per_token_s > 2.0 * seconds(alone, CPU)
 
 
-def test_those_that_sit_a_step_out_are_in_the_next_ones() -> None:
+def test_sessions_left_out_of_a_step_are_in_one_of_the_next_ones() -> None:
     planner = new_planner(CPU)
     sessions = [decoding("many", number, 0.8) for number in range(64)]
     one = decoding("one", 1000, 0.8)
@@ -202,7 +202,7 @@ def test_with_one_tenant_nothing_is_divided(name: str, monkeypatch: pytest.Monke
     assert [each.session for each in plan.step[:-1]] == sessions
 
 
-def test_where_steps_take_as_long_with_everybody_nothing_changes() -> None:
+def test_where_all_sessions_fit_into_a_step_tenants_change_no_plan() -> None:
     """Many tenants on a device that has time for all of them: candidates go where they bring the most."""
     named = [decoding(f"tenant-{number}", number, 0.5 + number / 50) for number in range(16)]
     together = [decoding("", number, 0.5 + number / 50) for number in range(16)]

@@ -16,7 +16,7 @@ def chain(base: int, *tokens: int, source: int) -> Frame:
     return Frame(base, 0, 1, tokens, (-0.1,) * len(tokens), source=source)
 
 
-def test_another_sources_candidates_do_not_stand_for_those_that_are_awaited() -> None:
+def test_candidates_of_another_source_do_not_count_as_awaited_ones() -> None:
     session = new_session([1, 2, 3], max_draft_tokens=2)
     model = Attachment(session, ArrivalTimes(), "model", MODEL, since=0.0)
     session.tree.graft(chain(3, 7, source=MODEL))
@@ -30,7 +30,7 @@ def test_another_sources_candidates_do_not_stand_for_those_that_are_awaited() ->
     assert not session.tree.empty and model.delays is model.arrival_times.first, "its own tree was left"
 
 
-def test_candidates_that_another_source_sent_first_are_an_answer_too() -> None:
+def test_candidates_that_another_source_sent_first_count_as_an_answer_too() -> None:
     session = new_session([1, 2, 3], max_draft_tokens=2)
     context = CandidateSources(types_pb2.ModelInfo(), 0.0).context
     assert context.graft(session, chain(3, 7, 8, source=LOOKUP)) == 2

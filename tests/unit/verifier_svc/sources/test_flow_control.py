@@ -45,7 +45,7 @@ def sent(nodes: int, distributions: int = 0, entries: int = 1) -> types_pb2.Cand
     return message
 
 
-def test_nothing_is_allowed_before_a_command_and_all_of_its_answer_afterwards() -> None:
+def test_there_is_no_credit_before_a_command_and_credit_for_its_whole_answer_after_it() -> None:
     allowance = WorkAllowance()
     assert not allowance.spend(1)
     allowance.earn(8)
@@ -58,7 +58,7 @@ def test_a_ratio_rule_s_command_pays_for_the_longest_distributions_too() -> None
     assert left(allowance) == 8 * (UNITS_PER_NODE + MAX_TOKENS // ENTRIES_PER_UNIT)
 
 
-def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:
+def test_a_drafter_that_answers_every_command_with_a_whole_tree_never_runs_out_of_credit() -> None:
     """Node by node, as late as it likes within COMMANDS."""
     for late in range(1, COMMANDS):
         allowance = WorkAllowance()
@@ -70,7 +70,7 @@ def test_who_answers_every_command_with_a_whole_tree_never_runs_out() -> None:
 
 
 @pytest.mark.parametrize("sessions", [(), (3,)])
-def test_what_is_not_used_is_saved_up_to_a_bound(sessions: tuple[int, ...]) -> None:
+def test_unused_credit_is_saved_up_to_a_bound(sessions: tuple[int, ...]) -> None:
     allowance = WorkAllowance()
     for _ in range(1_000):
         allowance.earn(8, *sessions)
@@ -78,7 +78,7 @@ def test_what_is_not_used_is_saved_up_to_a_bound(sessions: tuple[int, ...]) -> N
     assert left(allowance) == COMMANDS * sum(sessions or (1,)) * 8 * UNITS_PER_NODE
 
 
-def test_who_spends_more_than_is_paid_for_has_nothing_left() -> None:
+def test_a_drafter_that_spends_more_than_its_credit_has_none_left() -> None:
     allowance = WorkAllowance()
     allowance.earn(8)
     assert allowance.spend(15) and not allowance.spend(2) and not allowance.spend(1)
@@ -115,7 +115,7 @@ def test_whichever_part_is_too_long_is_refused_before_it_is_read(part: str) -> N
         read_frame(message, 1, VOCABULARY, LIMITS, with_distributions=False)
 
 
-def test_what_no_correct_drafter_sends_is_refused() -> None:
+def test_frames_that_no_correct_drafter_sends_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="vocabulary of 2"):
         read_frame(sent(3), 1, 2, LIMITS, with_distributions=False)
 

@@ -99,7 +99,7 @@ def watched(main: Main) -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_who_gives_no_sign_of_life_within_the_patience_is_silent_and_who_gives_one_is_not(hangs: bool) -> None:
+def test_a_drafter_without_a_sign_of_life_within_the_patience_is_silent_and_one_with_it_is_not(hangs: bool) -> None:
     async def main(owing: Owing) -> None:
         owing.worker.steps = None if hangs else 1
         await asyncio.sleep(3 * PATIENCE_S)
@@ -112,7 +112,9 @@ def test_who_gives_no_sign_of_life_within_the_patience_is_silent_and_who_gives_o
 @pytest.mark.parametrize("before_s", [0.1, 0.5, 2.1, 4.5])
 @pytest.mark.parametrize("asking", [False, True])
 @pytest.mark.parametrize("hangs", [False, True])
-def test_where_this_process_stands_still_the_patience_begins_anew(before_s: float, asking: bool, hangs: bool) -> None:
+def test_the_silence_limit_restarts_after_this_process_was_suspended(
+    before_s: float, asking: bool, hangs: bool
+) -> None:
     """The drafter steps two seconds after the stall, if it does: within anybody's patience but that of a clock."""
     stalled_s = 10 * PATIENCE_S
 
@@ -159,7 +161,7 @@ def attached_to_nobody() -> tuple[DrafterLink, list[str]]:
     return drafter, told
 
 
-def test_a_link_that_could_not_come_up_while_this_process_stood_still_is_not_yet_lost() -> None:
+def test_a_link_that_could_not_connect_while_this_process_was_suspended_is_not_yet_lost() -> None:
     async def main() -> None:
         drafter, told = attached_to_nobody()
         vigil = asyncio.create_task(

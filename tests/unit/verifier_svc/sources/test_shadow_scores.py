@@ -101,7 +101,7 @@ def test_a_round_goes_on_where_the_step_s_own_tokens_end() -> None:
 
 
 @pytest.mark.parametrize(("ending", "text"), [({"max_length": len(PROMPT) + 2}, [1, 2]), ({}, [1, STOP])])
-def test_the_last_round_is_told_although_the_text_ends_inside_of_it(ending: dict[str, int], text: list[int]) -> None:
+def test_the_last_round_is_scored_although_the_text_ends_inside_it(ending: dict[str, int], text: list[int]) -> None:
     shadow, calibration = ShadowDrafter(session(**ending), "new"), Calibration(lambda: 0.0)
     grown(shadow, [(token, parent, 0.9) for parent, token in enumerate([*text, 3, 4])], 0)
     shadow.look(LIMIT, 0.0, calibration)
@@ -118,7 +118,7 @@ def test_candidates_that_would_not_have_paid_are_not_counted(price: float, draft
     assert score is not None and (score.drafted, score.accepted) == (drafted, 0)
 
 
-def test_what_was_accepted_teaches_what_the_drafter_s_word_is_worth() -> None:
+def test_accepted_tokens_calibrate_the_confidence_of_a_shadow() -> None:
     shadow, calibration = ShadowDrafter(session(), "new"), Calibration(lambda: 0.0)
     for number in range(60):
         grown(shadow, [(1, 0, 0.9)], number)
@@ -130,7 +130,7 @@ def test_what_was_accepted_teaches_what_the_drafter_s_word_is_worth() -> None:
     assert score is not None and score.drafted == 0  # it was wrong too often to be taken
 
 
-def test_a_double_shares_nothing_that_the_session_looks_at() -> None:
+def test_the_double_of_a_session_for_a_shadow_shares_no_state_with_it() -> None:
     told: list[Any] = []
     served = session(stream=Sent(told.append))
     double = ShadowDrafter(served, "new").double

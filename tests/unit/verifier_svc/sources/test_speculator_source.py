@@ -90,7 +90,7 @@ def test_a_token_outside_the_vocabulary_costs_the_session_its_head() -> None:
     assert not feed.take()
 
 
-def test_nothing_is_asked_for_while_no_session_wants_candidates() -> None:
+def test_no_candidates_are_requested_while_no_session_drafts() -> None:
     feed, one, other, stranger = DraftFeed(), new_session([1]), new_session([1], max_draft_tokens=0), new_session([1])
     sources = opened(feed, one, other)
     assert feed.wanted([one, other]) and not feed.wanted([other, stranger])

@@ -41,25 +41,25 @@ def waited(learned: GainRatio, worth: float, gain: float, times: int = 100) -> N
         learned.observe({SESSION: ExpectedGain(2, 0.5 + worth, 0.1)})
 
 
-def test_at_first_one_candidate_is_believed_to_come() -> None:
+def test_the_gain_ratio_is_one_before_any_wait() -> None:
     assert GainRatio().value == 1.0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 2.5])
-def test_the_ratio_is_what_came_over_what_was_hoped_for(share: float) -> None:
+def test_the_gain_ratio_is_the_observed_gain_over_the_expected_gain(share: float) -> None:
     learned = GainRatio()
     waited(learned, 0.4 * share, 0.4)
     assert learned.value == pytest.approx(max(MIN_GAIN_RATIO, share), abs=1e-6)
 
 
-def test_where_nothing_came_nothing_is_learned() -> None:
+def test_a_wait_in_which_nothing_arrived_changes_no_estimate() -> None:
     learned = GainRatio()
     learned.start_wait({SESSION: ExpectedGain(1, 0.5, 0.4), OTHER: ExpectedGain(1, 0.0, 0.9)})
     learned.observe({SESSION: ExpectedGain(1, 0.9, 0.4), OTHER: ExpectedGain(1, 0.0, 0.9)})
     assert learned.value == 1.0
 
 
-def test_only_the_sessions_on_which_something_came_count() -> None:
+def test_only_sessions_whose_candidates_arrived_change_the_gain_ratio() -> None:
     learned = GainRatio()
     for _ in range(100):
         learned.start_wait({SESSION: ExpectedGain(1, 0.0, 0.5), OTHER: ExpectedGain(1, 0.0, 0.5)})
@@ -67,7 +67,7 @@ def test_only_the_sessions_on_which_something_came_count() -> None:
     assert learned.value == pytest.approx(2.0)
 
 
-def test_a_step_that_did_not_wait_teaches_nothing() -> None:
+def test_a_step_that_did_not_wait_changes_no_estimate() -> None:
     learned = GainRatio()
     learned.start_wait({SESSION: ExpectedGain(1, 0.0, 0.5)})
     learned.observe({SESSION: ExpectedGain(2, 0.5, 0.5)})
@@ -75,7 +75,7 @@ def test_a_step_that_did_not_wait_teaches_nothing() -> None:
     assert learned.value == 1.0
 
 
-def test_accidents_are_bounded() -> None:
+def test_outliers_leave_the_gain_ratio_within_its_bounds() -> None:
     learned = GainRatio()
     waited(learned, 500.0, 0.001)
     assert learned.value == pytest.approx(MAX_GAIN_RATIO)

@@ -45,7 +45,7 @@ def test_a_steady_drafter_is_expected_at_its_time_and_hardly_after_it() -> None:
     assert delays.expected(0.012, 1.0) == []
 
 
-def test_what_was_not_awaited_to_its_end_counts_for_as_long_as_it_was() -> None:
+def test_a_wait_that_ended_early_counts_for_as_long_as_it_lasted() -> None:
     """Half of the answers come after 5 ms, half after 30 ms; those are never seen if every wait ends after 20 ms."""
     delays = DelayDistribution()
     for number in range(2000):
@@ -65,7 +65,7 @@ def test_the_chance_of_what_is_late_is_that_among_the_late() -> None:
     assert chance(delays, 0.010, 0.046) > 0.9
 
 
-def test_habits_change() -> None:
+def test_expected_arrival_times_follow_a_drafter_that_becomes_slower() -> None:
     delays = DelayDistribution()
     for _ in range(2000):
         delays.came(0.002)
@@ -91,7 +91,7 @@ def test_expectations_are_probabilities_of_moments_to_come(
     assert math.fsum(share for _, share in expected) <= 1.0 + 1e-9
 
 
-def test_a_drafter_that_nobody_asks_about_for_long_is_not_forgotten() -> None:
+def test_a_drafter_with_many_missed_waits_is_expected_again_after_it_answers() -> None:
     delays = DelayDistribution()
     for _ in range(100_000):
         delays.missed(0.02)

@@ -88,21 +88,21 @@ def test_pausing_ends_by_itself_when_the_load_falls_and_does_not_flap() -> None:
 
 
 @given(st.sampled_from(LEVELS[1:]), st.lists(st.floats(-0.09, 0.09), min_size=1, max_size=60))
-def test_a_price_that_trembles_around_a_level_is_told_once(level: float, noise: list[float]) -> None:
+def test_a_price_that_fluctuates_around_a_level_changes_the_threshold_once(level: float, noise: list[float]) -> None:
     price = DraftThreshold()
     send(price, level * 0.9)
     assert sum(price.observe(rate_of(level * (1.0 + share)), flat, 4) for share in noise) <= 1
 
 
 @pytest.mark.parametrize(("value", "threshold"), [(0.1, 0.02), (0.21, 0.04), (0.4, 0.15), (0.7, 0.4)])
-def test_where_a_place_is_dear_a_candidate_must_be_worth_it_twice(value: float, threshold: float) -> None:
+def test_where_a_place_in_the_step_is_costly_a_candidate_must_gain_it_twice(value: float, threshold: float) -> None:
     """Its own place, and that of what is above it."""
     price = DraftThreshold()
     learn(price, value)
     assert price.threshold == threshold
 
 
-def test_one_odd_step_changes_nothing() -> None:
+def test_one_outlying_step_does_not_change_the_threshold() -> None:
     price = DraftThreshold()
     learn(price, 0.01)
     assert not price.observe(RATE, sloped(4.0), 4)
@@ -128,7 +128,7 @@ def test_where_time_is_proportional_to_tokens_no_candidate_pays_and_where_it_is_
         assert least <= price.threshold <= most
 
 
-def test_what_costs_the_pass_nothing_still_costs_the_verifier_s_thread() -> None:
+def test_candidates_that_cost_the_pass_nothing_still_cost_the_verifiers_thread() -> None:
     """At thousands of tokens a second the microseconds of reading and grafting a candidate count."""
     for rate, threshold in [(100.0, 0.02), (2000.0, 0.08), (6_000.0, 0.25)]:
         price = DraftThreshold()

@@ -101,7 +101,7 @@ def test_the_slowdown_is_found_whatever_texts_gain(slowdown: float, gain: float)
 
 
 @pytest.mark.parametrize("slowdown", [1.3, 1.8])
-def test_where_nothing_is_gained_a_few_trials_find_it(slowdown: float) -> None:
+def test_where_drafting_gains_nothing_a_few_trials_find_it(slowdown: float) -> None:
     verifier = Verifier(slowdown).run(4 * FIRST)
     assert not verifier.pays and verifier.trials <= 3
 
@@ -116,7 +116,7 @@ def test_trials_cost_less_than_two_percent(slowdown: float, gain: float) -> None
     assert 0.98 < verifier.rate_of_best() <= 1.001
 
 
-def test_what_clearly_beats_the_predicted_plain_step_is_not_tried_early() -> None:
+def test_drafting_that_clearly_beats_the_predicted_plain_step_is_not_tried_early() -> None:
     assert Verifier(1.0, 2.0).run(1000).trials == 0
     assert Verifier(1.0, 2.0).run(6000).trials == 1
     assert Verifier(1.1, 0.9).run(FIRST).trials == 1
@@ -130,13 +130,13 @@ def test_noise_does_not_hide_what_is_better(slowdown: float, gain: float) -> Non
     assert min(shares) > 0.93 and sum(shares) / len(shares) > 0.97
 
 
-def test_where_both_are_equal_the_question_rests_after_a_few_trials() -> None:
+def test_where_drafting_and_plain_steps_are_equal_trials_become_rare() -> None:
     """Without rests there would be one trial in FIRST steps."""
     for seed in range(5):
         assert 3 <= Verifier(1.0, noise=0.3, seed=seed).run(20_000).trials <= 0.8 * 20_000 / FIRST
 
 
-def test_one_accident_decides_nothing() -> None:
+def test_one_slow_step_does_not_decide_a_trial() -> None:
     """A step with drafting takes a second; further trials answer."""
     verifier = Verifier(1.0, 1.1, host=1.5).run(SETTLE + BEFORE - 1)
     verifier.trial.observe(ComparedStep(4, 8, 8, 1.0))
@@ -146,14 +146,14 @@ def test_one_accident_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1.5, 1.0), (1.0, 1.5)])
-def test_a_change_is_found(before: float, after: float) -> None:
+def test_a_change_of_the_slowdown_is_found(before: float, after: float) -> None:
     verifier = Verifier(before, 1.2, host=1.5).run(2000)
     assert verifier.pays == (before == 1.0)
     verifier.slowdown = after
     assert verifier.run(40_000).pays == (after == 1.0)
 
 
-def test_each_load_has_an_answer_of_its_own_which_is_kept() -> None:
+def test_each_load_keeps_a_measured_slowdown_of_its_own() -> None:
     verifier = Verifier(1.4).run(3 * FIRST, sessions=4)
     assert verifier.trial.slowdown == pytest.approx(1.4, rel=0.01)
     verifier.slowdown, verifier.gain = 1.1, 1.6
@@ -182,7 +182,7 @@ def test_sessions_of_the_two_sides_may_differ() -> None:
     assert verifier.pays and verifier.trials >= 1
 
 
-def test_a_curve_that_learns_in_a_trial_does_not_hide_what_it_learnt() -> None:
+def test_a_cost_curve_that_changes_during_a_trial_does_not_hide_the_slowdown() -> None:
     """Contended steps have made it dear, the trial's make it cheap."""
     level = 1.0
     trial = DraftingTrial(lambda tokens, sessions: level * step_s(tokens, sessions))
@@ -206,7 +206,7 @@ def test_drafting_is_not_measured_before_candidates_come() -> None:
     assert not trial.trying and trial.slowdown == pytest.approx(1.0)
 
 
-def test_a_trial_of_steps_that_cannot_be_compared_is_given_up() -> None:
+def test_a_trial_is_given_up_after_too_many_incomparable_steps() -> None:
     verifier = Verifier(1.1).run(SETTLE + BEFORE)
     assert verifier.trial.trying
     for _ in range(MOST_OTHERS):
@@ -216,7 +216,7 @@ def test_a_trial_of_steps_that_cannot_be_compared_is_given_up() -> None:
     assert not verifier.trial.trying and verifier.trial.slowdown == 1.0
 
 
-def test_a_slowdown_is_forgotten_where_nobody_drafts_to_find_it_again() -> None:
+def test_a_slowdown_expires_where_no_drafter_drafts_to_measure_it_again() -> None:
     verifier = Verifier(1.4).run(4 * FIRST)
     assert not verifier.pays
     steps = 0
@@ -236,7 +236,7 @@ def test_a_slowdown_that_another_load_had_is_forgotten_too() -> None:
     assert verifier.trials > 2  # of this load
 
 
-def test_the_mean_of_more_trials_is_surer() -> None:
+def test_the_mean_of_more_trials_has_a_smaller_error() -> None:
     assert mean_and_error([0.1]) == (0.1, DEVIATION)
     mean, error = mean_and_error([0.1] * MOST_TRIALS)
     assert mean == pytest.approx(0.1) and error < DEVIATION / 4
@@ -267,7 +267,7 @@ def policy_of(cost: LinearCost) -> WaitPolicy[str]:
 FLAT, PROPORTIONAL = LinearCost(0.014), LinearCost(0.0, 0.0035)
 
 
-def test_drafters_are_told_to_pause_in_trials() -> None:
+def test_drafters_pause_during_trials() -> None:
     policy, told = policy_of(FLAT), list[tuple[bool, str]]()
     for _ in range(2 * (LATEST + FIRST)):
         if observe(policy):

@@ -31,16 +31,16 @@ def test_a_source_goes_on_below_its_likeliest_leaf() -> None:
     assert gain([0.9, 0.7, 0.2], [ROOT, 0, ROOT], [True] * 3) == pytest.approx(0.7)
 
 
-def test_what_another_source_sent_leaves_the_rest_to_the_one_that_is_awaited() -> None:
+def test_the_awaited_gain_excludes_candidates_that_another_source_sent() -> None:
     assert gain([0.3, 0.2], [ROOT, 0], [False, False]) == pytest.approx(0.7)
     assert gain([0.3, 0.1], [ROOT, ROOT], [False, False]) == pytest.approx(0.6)
 
 
-def test_below_an_own_leaf_other_sources_may_stand_too() -> None:
+def test_below_a_leaf_of_one_source_nodes_of_others_may_stand() -> None:
     assert gain([0.9, 0.5, 0.1], [ROOT, 0, 0], [True, False, False]) == pytest.approx(0.3)
 
 
-def test_an_own_node_that_has_own_children_is_no_leaf() -> None:
+def test_a_node_of_a_source_with_children_of_its_own_is_no_leaf() -> None:
     assert gain([0.9, 0.3, 0.2], [ROOT, 0, 0], [True, True, False]) == pytest.approx(0.3)
 
 

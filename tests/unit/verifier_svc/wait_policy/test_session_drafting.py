@@ -86,7 +86,7 @@ def test_a_text_that_begins_to_quote_its_prompt_is_tried_again() -> None:
 
 @pytest.mark.parametrize("slowdown", [1.05, 1.3, 2.0])
 @pytest.mark.parametrize("rounds", [64, 1000])
-def test_tries_in_vain_lose_a_hundredth(slowdown: float, rounds: int) -> None:
+def test_tries_without_gain_cost_less_than_two_percent(slowdown: float, rounds: int) -> None:
     decoding = Decoding(slowdown)
     total = 0
     while decoding.tenant.credit > 0.0 and total < 20_000:  # what a tenant may lose at first
@@ -105,7 +105,7 @@ def test_a_tenant_loses_a_bounded_number_of_rounds_before_it_is_known() -> None:
     assert decoding.time - decoding.tokens < 4 * CREDIT
 
 
-def test_a_tenant_whose_texts_gain_need_not_ask() -> None:
+def test_a_tenant_whose_texts_gain_needs_no_credit_for_tries() -> None:
     decoding = Decoding(1.5)
     for _ in range(4):
         decoding.run(copied, 200)

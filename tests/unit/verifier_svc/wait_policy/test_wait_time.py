@@ -48,7 +48,7 @@ def test_the_wait_is_the_best_of_all_moments(rate: float, arrivals: list[Arrival
 
 
 @given(st.lists(st.builds(Arrival, TIMES, st.just(0.0)), max_size=4), st.floats(0.0, 10.0))
-def test_nothing_is_waited_for_that_gains_nothing(arrivals: list[Arrival], rate: float) -> None:
+def test_a_wait_without_gain_is_zero(arrivals: list[Arrival], rate: float) -> None:
     assert wait_for(rate, arrivals, 2.0) == 0.0
 
 
@@ -57,7 +57,7 @@ def test_a_faster_verifier_never_waits_longer(arrivals: list[Arrival], rate: flo
     assert wait_for(rate * faster, arrivals, 2.0) <= wait_for(rate, arrivals, 2.0)
 
 
-def test_the_formula_decides_at_its_threshold() -> None:
+def test_the_wait_ends_exactly_where_the_gain_equals_its_cost() -> None:
     # 10 tokens a second: a gain of 0.5 is worth 0.05 s, whatever the step itself would commit.
     assert wait_for(10.0, [Arrival(0.049, 0.5)], 1.0) == 0.049
     assert wait_for(10.0, [Arrival(0.051, 0.5)], 1.0) == 0.0
@@ -159,7 +159,7 @@ def test_the_rule_that_takes_its_own_rate_finds_the_best_of_all_policies(states:
     assert rate == pytest.approx(best_of_all(states), rel=1e-9)
 
 
-def test_looking_at_one_step_alone_is_not_the_best() -> None:
+def test_maximising_each_step_alone_is_not_the_best_policy() -> None:
     """What the rule replaced: after a miss a plain step of one token seems to lose little by waiting long."""
     states = [State(0.5, 4.0, 0.02, []), State(0.5, 1.0, 0.02, [Arrival(0.018, 1.0)])]
 

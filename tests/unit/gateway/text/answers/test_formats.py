@@ -85,7 +85,7 @@ def test_a_format_survives_its_record_and_no_other_one_is_read() -> None:
             AnswerFormat(**wrong)
 
 
-def test_ids_are_the_families_own() -> None:
+def test_ids_of_calls_have_the_form_of_their_model_family() -> None:
     call = CallBegan("weather")
     assert AnswerFormat(HERMES).call_id("abc", 1, call) == "call_abc_1"
     mistral = [AnswerFormat(MISTRAL).call_id("abc", index, call) for index in range(50)]

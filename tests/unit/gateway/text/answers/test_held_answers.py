@@ -142,7 +142,9 @@ def test_arguments_apart_are_held_to_their_schemas(format: str, special: bool | 
         {"type": "object", "properties": {}, "minProperties": 1},
     ],
 )
-def test_what_arguments_apart_cannot_be_held_to_is_written_as_json(format: str, parameters: dict[str, Any]) -> None:
+def test_arguments_whose_schema_the_native_format_cannot_enforce_are_written_as_json(
+    format: str, parameters: dict[str, Any]
+) -> None:
     assert answer_format("{{ tools }}", [tool("look", parameters)], (format, NONE), forced=True).calls == JSON
     plain = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
     xml = answer_format("{{ tools }}", [tool("look", plain)], (format, NONE), forced=True).calls

@@ -16,7 +16,7 @@ ALL = pytest.mark.parametrize("published", PUBLISHED, ids=lambda each: each.sour
 
 
 @ALL
-def test_an_answer_is_what_its_makers_say_for_every_single_cut(published: Published) -> None:
+def test_an_answer_is_parsed_as_published_for_every_single_cut(published: Published) -> None:
     format, text, opened = published.format, published.text, published.opened
     assert read(format, [text], opened=opened) == published.wanted
     assert read(format, list(text), opened=opened) == published.wanted
@@ -33,7 +33,7 @@ def test_each_format_has_an_example() -> None:
 @ALL
 @given(st.data())
 @settings(max_examples=10)
-def test_what_is_left_of_an_answer_and_what_is_doubled_is_read_alike_for_every_cut(
+def test_fragments_and_repeated_parts_of_an_answer_are_parsed_alike_for_every_cut(
     published: Published, data: st.DataObject
 ) -> None:
     text = published.text

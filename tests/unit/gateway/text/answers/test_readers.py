@@ -167,7 +167,7 @@ def format_of(name: str) -> AnswerFormat:
 
 
 @pytest.mark.parametrize(("name", "text", "wanted"), EXAMPLES)
-def test_text_and_calls_are_told_apart_for_every_single_cut(name: str, text: str, wanted: list[Read]) -> None:
+def test_text_and_calls_are_separated_for_every_single_cut(name: str, text: str, wanted: list[Read]) -> None:
     format = format_of(name)
     assert read(format, [text]) == wanted
     assert read(format, list(text)) == wanted
@@ -205,7 +205,7 @@ def test_reasoning_comes_apart(text: str, opened: bool, wanted: list[Read]) -> N
         (HARMONY, " so. </", [Reasoning(" so. </")]),
     ],
 )
-def test_reasoning_that_the_prompt_has_is_gone_on_with(name: str, text: str, wanted: list[Read]) -> None:
+def test_reasoning_that_began_in_the_prompt_is_continued(name: str, text: str, wanted: list[Read]) -> None:
     format = AnswerFormat(HARMONY if name == HARMONY else NONE, name, TOOLS)
     for pieces in ([text], list(text)):
         reader = format.reader(opened=True, within=True)
@@ -214,7 +214,7 @@ def test_reasoning_that_the_prompt_has_is_gone_on_with(name: str, text: str, wan
 
 
 @pytest.mark.parametrize("name", THOUGHTS)
-def test_each_family_has_marks_of_its_own(name: str) -> None:
+def test_each_family_has_reasoning_marks_of_its_own(name: str) -> None:
     thoughts = THOUGHTS[name]
     text = f"{thoughts.begin}Hm.{thoughts.end}Yes."
     assert read(AnswerFormat(NONE, name), list(text)) == [Reasoning("Hm."), "Yes."]
@@ -228,7 +228,7 @@ def test_an_answer_without_tools_and_reasoning_is_text() -> None:
 
 
 @pytest.mark.parametrize("name", [HERMES, MISTRAL])
-def test_a_single_call_is_the_first_one(name: str) -> None:
+def test_a_single_call_is_the_first_of_several(name: str) -> None:
     text = (
         f"So: <tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call> and"
         if name == HERMES
@@ -283,7 +283,7 @@ def test_runs_return_what_their_characters_would(name: str, words: list[str], da
 
 
 @given(st.sampled_from(list(FORMATS)), st.lists(st.sampled_from(WORDS), max_size=16), st.data())
-def test_what_was_returned_for_a_beginning_depends_on_the_beginning_alone(
+def test_parts_returned_for_a_prefix_depend_on_that_prefix_alone(
     name: str, words: list[str], data: st.DataObject
 ) -> None:
     """A client that resumes has what its part of the text says."""
@@ -389,7 +389,7 @@ def test_each_character_is_read_a_bounded_number_of_times(name: str, size: int) 
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_long_answer_takes_a_time_in_proportion(name: str) -> None:
+def test_the_time_to_parse_an_answer_is_linear_in_its_length(name: str) -> None:
     """What is quadratic takes sixteen times as long for four times the text."""
     format, text = ENDLESS[name]
     assert _seconds(format, text) < 12 * _seconds(format, text[: LONG // 4]) + 0.05

@@ -182,7 +182,7 @@ def test_every_byte_token_of_half_a_character_arrives() -> None:
         assert as_bytes("bytes", text.ids) == "a🙂".encode()[: count + 1]
 
 
-def test_special_tokens_are_never_spelled_out_and_meet_their_twins() -> None:
+def test_special_tokens_are_never_spelled_out_and_map_to_their_counterparts() -> None:
     pair = Translation(spelling("bytes"), spelling("other bytes"), ([0], [0]))
     mark, end = pair.target.special["<|mark|>"], pair.target.special["<|end|>"]
     text = DraftText(pair)
@@ -225,7 +225,9 @@ def test_a_string_leads_to_a_target_token_that_begins_it(target: str, draft: str
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_draft_tokens_lead_to_a_target_token_that_begins_them_or_is_their_twin(target: str, draft: str) -> None:
+def test_draft_tokens_lead_to_a_target_token_that_begins_them_or_is_the_same_special_token(
+    target: str, draft: str
+) -> None:
     pair = translation(target, draft)
     special = {index: name for name, index in pair.draft.special.items()}
     for index, first in enumerate(pair.first):
@@ -334,7 +336,7 @@ def test_the_beginning_of_a_target_token_is_drafted_on() -> None:
     assert q[pair.target.encode(b"print")[0]] / q.sum() == pytest.approx(0.6, rel=1e-4)
 
 
-def test_what_would_have_been_one_token_with_the_last_one_does_not_follow_it() -> None:
+def test_tokens_that_would_have_merged_with_the_last_one_are_no_continuation() -> None:
     """The target said `pri`, so it does not go on with `nt`: it would have said `print`."""
     pair = hand_made()
     place = Continuations(pair, b"pri", Ending((), (0,)))

@@ -304,7 +304,7 @@ def test_a_bonus_token_beyond_the_tree_starts_a_generation_on_it() -> None:
     assert told(session) == [1]
 
 
-def test_a_commit_of_unsent_guesses_keeps_what_hangs_below_them_for_the_next_generation() -> None:
+def test_a_commit_of_unsent_nodes_keeps_their_descendants_for_the_next_generation() -> None:
     session = new_session()
     _, _, last = grown(session, 5, 6, 7)
     session.commit(3, [5, 6])
@@ -312,7 +312,7 @@ def test_a_commit_of_unsent_guesses_keeps_what_hangs_below_them_for_the_next_gen
     assert list(session.tree.nodes()) == [last] and told(session) == [1]
 
 
-def test_no_node_is_told_that_lies_too_deep_for_a_verifier_s_tree_before_commits_bring_it_near() -> None:
+def test_nodes_too_deep_for_a_verifiers_tree_are_sent_only_once_commits_bring_them_near() -> None:
     """It would be dropped there, and all that follows it in its generation with it."""
     session, receiver = new_session(), CandidateTree(PROMPT)
     session.policy = DraftPolicy(1000, 0.0)
@@ -370,7 +370,7 @@ def test_a_dead_node_gets_no_children() -> None:
         (9, PREPARED * 0.61, False),
     ],
 )
-def test_a_session_wants_no_more_than_its_policy(nodes: int, probability: float, wants: bool) -> None:
+def test_a_session_expands_nodes_only_within_its_policy(nodes: int, probability: float, wants: bool) -> None:
     """Room counts what was told; paths count down to PREPARED times less likely than what may be told."""
     session = new_session()
     session.tree.root.expanded = True
@@ -380,7 +380,7 @@ def test_a_session_wants_no_more_than_its_policy(nodes: int, probability: float,
     assert bool(session.frontier(4)) is wants
 
 
-def test_guesses_that_are_not_told_are_bounded_too() -> None:
+def test_unsent_candidates_are_bounded_too() -> None:
     session = new_session()
     session.policy = DraftPolicy(2, 0.9)
     for token in range(UNSENT_SHARE * 2):
@@ -401,7 +401,7 @@ def test_a_session_never_guesses_beyond_its_length() -> None:
     assert session.frontier(4) == []
 
 
-def test_what_is_dead_is_freed_without_the_garbage_collector() -> None:
+def test_dead_nodes_are_freed_without_the_garbage_collector() -> None:
     """Commits inside the tree for ever: no old root may keep the next one, no branch its parent."""
     session = new_session(max_length=100_000)
     gc.collect()

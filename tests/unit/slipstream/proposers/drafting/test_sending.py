@@ -36,7 +36,7 @@ def tokens(nodes: list[DraftNode]) -> list[int]:
     return [node.token for node in nodes]
 
 
-def test_what_a_step_may_be_waiting_for_is_told_at_once_and_takes_the_others_along() -> None:
+def test_candidates_that_a_step_may_await_are_sent_at_once_together_with_held_ones() -> None:
     session = new_session()
     guess(session, 7, URGENT / 2)
     assert session.take_nodes_to_send(0.0) == []
@@ -44,7 +44,7 @@ def test_what_a_step_may_be_waiting_for_is_told_at_once_and_takes_the_others_alo
     assert tokens(session.take_nodes_to_send(TOGETHER_S / 2)) == [5, 7]
 
 
-def test_other_guesses_are_told_together_and_in_time() -> None:
+def test_candidates_that_are_not_urgent_are_sent_together_and_in_time() -> None:
     session = new_session()
     guess(session, 5, URGENT / 2)
     assert session.take_nodes_to_send(10.0) == []
@@ -55,14 +55,14 @@ def test_other_guesses_are_told_together_and_in_time() -> None:
     assert session.take_nodes_to_send(20.0) == []  # its own time begins
 
 
-def test_nothing_waits_for_a_pass_that_does_not_come() -> None:
+def test_an_idle_drafter_sends_held_candidates_at_once() -> None:
     session = new_session()
     guess(session, 5, URGENT / 2)
     assert tokens(session.take_nodes_to_send(0.0, idle=True)) == [5]
     assert session.take_nodes_to_send(0.0, idle=True) == []
 
 
-def test_what_is_urgent_counts_from_the_present_root() -> None:
+def test_urgency_is_counted_from_the_present_root() -> None:
     session = new_session()
     first = guess(session, 5, 0.3)
     guess(session, 6, 0.4, first)
@@ -74,7 +74,7 @@ def test_what_is_urgent_counts_from_the_present_root() -> None:
     assert tokens(session.take_nodes_to_send(0.0)) == [7]  # 0.5
 
 
-def test_what_was_unlikely_is_told_without_a_pass_once_a_commit_makes_it_likely() -> None:
+def test_candidates_that_a_commit_makes_likely_are_sent_without_another_pass() -> None:
     session = new_session(probability=0.3)
     first = guess(session, 5, 0.5)
     guess(session, 6, 0.5, first)
@@ -83,7 +83,7 @@ def test_what_was_unlikely_is_told_without_a_pass_once_a_commit_makes_it_likely(
     assert tokens(session.take_nodes_to_send(0.0, idle=True)) == [6]
 
 
-def test_the_best_guess_at_the_next_token_is_told_however_bad_and_no_other_one() -> None:
+def test_the_best_candidate_for_the_next_token_is_sent_however_unlikely_and_no_other_one() -> None:
     session = new_session(probability=0.5)
     first = guess(session, 5, 0.1)
     guess(session, 6, 0.05)
@@ -92,7 +92,7 @@ def test_the_best_guess_at_the_next_token_is_told_however_bad_and_no_other_one()
 
 
 @pytest.mark.parametrize("max_nodes", [0, 1, 3])
-def test_no_more_is_told_than_the_policy_has_room_for_and_the_likeliest_first(max_nodes: int) -> None:
+def test_no_more_candidates_are_sent_than_the_policy_allows_and_the_likeliest_first(max_nodes: int) -> None:
     session = new_session(max_nodes)
     for token in range(5):
         guess(session, token, 0.05 + 0.01 * token)
@@ -109,7 +109,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(EVENTS)
-def test_whatever_happens_a_verifier_can_hold_what_it_is_told_and_nothing_worthy_waits_long(
+def test_whatever_happens_a_verifier_can_hold_what_it_is_sent_and_no_likely_candidate_waits_long(
     events: list[tuple[str, int]],
 ) -> None:
     session, receiver = new_session(12, 0.1), CandidateTree(PROMPT)
@@ -201,7 +201,7 @@ def drawn(shape: list[tuple[int, int]], values: Values, probability: float) -> l
 
 @settings(max_examples=200, deadline=None)
 @given(SHAPES, VALUES, VALUES, st.sampled_from([0.0, 0.5, 0.99]))
-def test_a_ratio_rule_s_draws_are_told_at_once_in_their_order_whatever_was_drawn(
+def test_draws_for_a_ratio_rule_are_sent_at_once_in_order_whatever_was_drawn(
     shape: list[tuple[int, int]], values: Values, others: Values, probability: float
 ) -> None:
     record = drawn(shape, values, probability)
