@@ -48,6 +48,7 @@ ELSEWHERE = {
     "slipstream generate 'def read(self, path):' --server 127.0.0.1:50051": "a cluster",
     "slipstream generate 'def read(self, path):' --server 127.0.0.1:50051 --trace": "a cluster",
     "SLIPSTREAM_CA=ca.crt SLIPSTREAM_SERVER_NAME=gateway slipstream generate Hello --server 127.0.0.1:50051": "too",
+    "slipstream plan examples/plan/h100-l4.toml --concurrency 500": "minutes; test_capacity_plan.py, in small",
     "slipstream plan --measured-at HOST:PORT > target.json": "a verifier alone: test_capacity_plan.py",
     "slipstream status --server 10.0.0.3:50051": "three machines",
     'slipstream generate "def read(self, path):" --server 10.0.0.3:50051': "three machines",
