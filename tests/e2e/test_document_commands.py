@@ -27,6 +27,7 @@ FOLDERS = {
 }
 RUN: Mapping[str, bool] = {
     "slipstream plan examples/plan/h100-l4.toml": True,
+    "slipstream plan examples/plan/h100-l4.toml --concurrency 500": True,
     "slipstream plan examples/plan/h100-l4.toml --delay-ms 5 --acceptance 0.6 --rate 200 --tpot-p95-ms 20": True,
     "slipstream plan --measure BIG --device cuda > target.json": True,
     "slipstream plan --gpus DRAFT_MODEL": False,
@@ -48,7 +49,6 @@ ELSEWHERE = {
     "slipstream generate 'def read(self, path):' --server 127.0.0.1:50051": "a cluster",
     "slipstream generate 'def read(self, path):' --server 127.0.0.1:50051 --trace": "a cluster",
     "SLIPSTREAM_CA=ca.crt SLIPSTREAM_SERVER_NAME=gateway slipstream generate Hello --server 127.0.0.1:50051": "too",
-    "slipstream plan examples/plan/h100-l4.toml --concurrency 500": "minutes; test_capacity_plan.py, in small",
     "slipstream plan --measured-at HOST:PORT > target.json": "a verifier alone: test_capacity_plan.py",
     "slipstream status --server 10.0.0.3:50051": "three machines",
     'slipstream generate "def read(self, path):" --server 10.0.0.3:50051': "three machines",
