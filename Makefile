@@ -64,7 +64,7 @@ test-fast: setup ## The inner loop: unit and contract tests without models and p
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(FAST) $(HEAVY:%=--ignore=%)
 
 # Three files at a time, slow ones first: most tests wait for other processes, or for time to pass.
-test: setup ## Every test but the slow ones (some 13 minutes on two cores)
+test: setup ## Every test but the slow ones (some 11 minutes on two cores)
 	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
 
 # What a CPU without AVX-512 and bf16 instructions computes: kernels differ there, and what is promised does not.
