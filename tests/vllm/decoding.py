@@ -166,6 +166,8 @@ class Decoding:
             tokens = candidates.token_ids
             for depth, token in enumerate(tokens):  # as the candidate tree asks
                 if opened.constraint.admits(tokens[:depth], token) is False:
+                    # Under a ratio rule a forbidden candidate stays, and none below it; else masks end the chain.
+                    candidates = candidates if case.sampling.coupled else candidates.head(depth)
                     break
         return ScheduledSequence(opened, len(opened.tokens), opened.computed, pending, complete, candidates)
 

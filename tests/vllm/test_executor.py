@@ -214,8 +214,8 @@ def test_a_step_that_failed_may_run_again(
     requests = executor.requests
     schedule = requests.schedule
 
-    def failing(step: list[RequestStep]) -> Any:
-        output = schedule(step)
+    def failing(step: list[RequestStep], **options: bool) -> Any:
+        output = schedule(step, **options)
         if where == "before the workers":
             raise RuntimeError("a bug")
         output.num_scheduled_tokens["nobody"] = 1
