@@ -15,7 +15,7 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
 from gateway.sessions.observer import SessionObserver
 from gateway.sessions.request_stats import MOST_DRAFTERS, RequestStats, RoundCounters
-from gateway.telemetry.remarkable import ExemplarTrace, remarkable, rolled_back
+from gateway.telemetry.kept_traces import ExemplarTrace, remarkable, rolled_back
 from slipstream.errors import UNSERVED, SlipstreamError
 from slipstream.telemetry import metrics, spans
 from slipstream.telemetry.metrics_collector import BoundedLabels

@@ -27,7 +27,7 @@ PATIENCE_S = 120
 
 
 def exemplars(port: int) -> Any:
-    """Those of the time to the first token; none while nobody answers."""
+    """Exemplars of the time to the first token; none while no page can be had."""
     name = f"{metrics.TTFT.name}_bucket"
     url = f"http://{HOST}:{port}/api/v1/query_exemplars?query={name}&start=0&end=9999999999"
     try:

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from gateway.telemetry.remarkable import kept_at_rate
+from gateway.telemetry.kept_traces import kept_at_rate
 from slipstream.telemetry import spans
 from tests.cluster.programs import program
 from tests.support.loopback_addresses import HOST, free_port

@@ -76,11 +76,15 @@ class Tenants:
         return Times(came[0] - began, (came[-1] - came[0]) / TOKENS, max(gaps))
 
     def memory_mib(self) -> float:
-        """The most that the gateway's process held since this was called last."""
-        process = Path("/proc") / str(self.gateway.process.pid)
-        lines = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-        (process / "clear_refs").write_text("5")
-        return int(lines["VmHWM"].split()[0]) / 1024
+        return peak_mib(self.gateway)
+
+
+def peak_mib(role: Role) -> float:
+    """The most memory that the role's process held since this was called last."""
+    process = Path("/proc") / str(role.process.pid)
+    lines = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    (process / "clear_refs").write_text("5")
+    return int(lines["VmHWM"].split()[0]) / 1024
 
 
 class AttackerProcess:

@@ -12,10 +12,10 @@ import pytest
 
 from slipstream.client.gateway_endpoint import digest
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES
-from slipstream.serving.role import Role
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.e2e.conftest import starting
 from tests.isolation.scribe import SCRIBE, TARGET, scribe
+from tests.isolation.system import peak_mib
 from tests.support.scripted_verifier import served
 
 KEY = "a" * 40
@@ -24,14 +24,6 @@ CALLS = 300
 MOST_MIB = 250
 """That they may add: 1 where no key comes with them, and 160 with one. It was 560 and 1,090."""
 ROUNDS = 2
-
-
-def held_mib(role: Role) -> float:
-    """The most that the process held since this was called last."""
-    process = Path("/proc") / str(role.process.pid)
-    lines = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-    (process / "clear_refs").write_text("5")
-    return int(lines["VmHWM"].split()[0]) / 1024
 
 
 @pytest.mark.parametrize(
@@ -65,10 +57,10 @@ async def test_large_calls_at_a_time_hold_a_bounded_part_of_the_memory(
         async with grpc.aio.insecure_channel(address, [("grpc.max_send_message_length", -1)]) as line:
             stub = gateway_pb2_grpc.GatewayServiceStub(line)
             await call(stub)
-            held_mib(role)
-            before = held_mib(role)
+            peak_mib(role)
+            before = peak_mib(role)
             for _ in range(ROUNDS):
                 await asyncio.gather(*(call(stub) for _ in range(CALLS)))
-            grown = held_mib(role) - before
+            grown = peak_mib(role) - before
     assert codes.keys() == {code}, codes
     assert grown < MOST_MIB

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.telemetry.remarkable import SALT, remarkable
+from gateway.telemetry.kept_traces import SALT, remarkable
 from slipstream.telemetry import spans
 from slipstream.telemetry.span_exporters import TraceConfig
 

@@ -11,8 +11,8 @@ from prometheus_client import Histogram
 
 from gateway.request_context import RequestContext
 from gateway.sessions.request_stats import RequestStats
+from gateway.telemetry.kept_traces import kept_at_rate
 from gateway.telemetry.observers import GatewayObservers
-from gateway.telemetry.remarkable import kept_at_rate
 from gateway.telemetry.request_metrics import Objectives, RequestMetrics
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Clocks, Tracing

@@ -51,7 +51,7 @@ class ExemplarTrace:
 
     id: str
     kept: bool
-    """Whether it is kept however the request goes on."""
+    """True if the trace is kept however the request goes on."""
 
     @classmethod
     def of(cls, trace: Trace) -> ExemplarTrace:
