@@ -1,4 +1,4 @@
-"""Who may reach whom is the table of docs/deployment.md, no more and no less."""
+"""Who may reach whom is the table of k8s/components/network-policies/README.md, no more and no less."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.manifests.reachability import Place, Port, may_reach, pods
-from tests.manifests.rendering import K8S, ROOT, Document, Documents, compose, find, render
+from tests.manifests.rendering import K8S, Document, Documents, compose, find, render
 
 OUTSIDE = {
     "a node": Place("10.0.0.9"),
@@ -74,8 +74,7 @@ def reach(documents: Documents) -> Reach:
 
 def table() -> Reach:
     """The rows `| from | to | ports |` of the document; *outside* is who is in no pod of ours, *a pod* all of them."""
-    text = (ROOT / "docs" / "deployment.md").read_text("utf-8").partition("## Who may reach whom")[2]
-    text = text.partition("## ")[0]
+    text = (K8S / "components" / "network-policies" / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (.+?) \| (.+?) \| ([\d, A-Z/]+) \|$", text, re.MULTILINE)
     assert len(rows) > 8
     found: Reach = set()
