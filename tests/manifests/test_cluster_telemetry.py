@@ -72,7 +72,7 @@ def test_every_span_of_a_pod_names_its_pod(overlay: str) -> None:
 
 
 SPAN_BYTES = 2048
-"""Assumed, as are the next three; docs/tracing.md says the same."""
+"""Assumed, as are the next three."""
 SESSIONS, STEPS_A_S, SPANS_OF_A_REQUEST = 32, 50, 500
 """Of a busy verifier."""
 SPANS_OF_A_ROUND = {"notable": 0.2, "all": 4.0}
