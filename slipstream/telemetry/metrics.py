@@ -92,32 +92,30 @@ BUILD = Metric(
 FORWARD = Metric(
     "slipstream_forward_info",
     "gauge",
-    "Code that computes the passes of the worker's model: `kernels` and `lean` are fast paths, `library` is the model "
-    "library's code; on vLLM `full`, `padded` and `piecewise` are CUDA graphs of chains of any length, of equal ones "
-    "and of parts of a pass, `eager` is none; `refused` is 1 where a faster one was tried at the start and refused. "
-    "Always 1; absent without a choice of the path.",
+    "Path of the model's passes: `kernels`, `lean` or `library`; on vLLM CUDA graphs of chains of any length "
+    "(`full`), of equal ones (`padded`), of parts of a pass (`piecewise`), or none (`eager`); `refused` is 1 where a "
+    "faster one was refused at the start. Always 1.",
     MODEL_ROLES,
     ("path", "refused"),
 )
 RPC_ERRORS = Metric(
     "slipstream_rpc_errors_total",
     "counter",
-    "Calls that ended with an error, by status code and reason; refused calls and broken streams included.",
+    "Calls that ended with an error, refused calls and broken streams included.",
     ROLES,
     ("method", "code", "reason"),
 )
 LINK_BYTES = Metric(
     "slipstream_link_bytes_total",
     "counter",
-    "Bytes of messages on streams between roles, without the overhead of gRPC and TLS; `peer` is the other role.",
+    "Bytes of messages on streams to and from the role `peer`, without overhead of gRPC and TLS.",
     ROLES,
     ("peer", "direction"),
 )
 SPANS = Metric(
     "slipstream_spans_total",
     "counter",
-    "Spans by outcome, for each exporter: `made`, and of those `sent`, which a collector or file accepted. The rest is "
-    "lost, except for spans of the last second.",
+    "Spans by outcome, for each exporter: `made`, and of those `sent`, which a collector or file accepted.",
     ROLES,
     ("outcome",),
 )
@@ -142,27 +140,25 @@ HITS = _gateway(
     "slipstream_round_hits_total", "Rounds whose candidates had arrived when the round before ended.", *REQUEST
 )
 MISSES = _gateway(
-    "slipstream_round_misses_total", "Rounds that wanted candidates and had none in time, by cause.", *REQUEST, "cause"
+    "slipstream_round_misses_total", "Rounds that wanted candidates and had none in time.", *REQUEST, "cause"
 )
-ROUND_WAIT = _gateway(
-    "slipstream_round_wait_seconds_total", "Time between rounds of a session, summed over sessions.", *REQUEST
-)
+ROUND_WAIT = _gateway("slipstream_round_wait_seconds_total", "Time between rounds, summed over sessions.", *REQUEST)
 ROUND_BUBBLE = _gateway(
     "slipstream_round_bubble_seconds_total",
-    "Part of slipstream_round_wait_seconds_total in which the step was held back for candidates.",
+    "Time in which the step was held back for candidates, summed over sessions.",
     *REQUEST,
 )
 ROUND_VERIFY = _gateway(
-    "slipstream_round_verify_seconds_total", "Duration of the verifier steps of rounds, summed over sessions.", *REQUEST
+    "slipstream_round_verify_seconds_total", "Duration of the steps of rounds, summed over sessions.", *REQUEST
 )
 CANDIDATES_VERIFIED = _gateway(
     "slipstream_candidates_verified_total",
-    "Candidates verified, by drafter; a candidate from several drafters counts for each.",
+    "Candidates verified; one from several drafters counts for each.",
     *CANDIDATES,
 )
 CANDIDATES_ACCEPTED = _gateway(
     "slipstream_candidates_accepted_total",
-    "Candidates accepted, by drafter, counted likewise.",
+    "Candidates accepted; one from several drafters counts for each.",
     *CANDIDATES,
 )
 CANDIDATE_ROUNDS = _gateway(
@@ -175,25 +171,25 @@ CANDIDATE_ROUNDS = _gateway(
 
 REQUESTS = _gateway(
     "slipstream_requests_total",
-    "Requests by outcome: stop, length; cancelled, disconnected (the client), fenced (rolled back or taken over by "
-    "another gateway), invalid; unavailable, failed; refused (not started, for no fault of the client).",
+    "Requests: stop, length; cancelled, disconnected (the client), fenced (rolled back or taken over), invalid; "
+    "unavailable, failed; refused (not started, for no fault of the client).",
     *REQUEST,
     "outcome",
 )
 GOOD_REQUESTS = _gateway(
     "slipstream_requests_good_total",
-    "Good requests: ended with stop or length, within GATEWAY_SLO_TTFT_S and GATEWAY_SLO_TPOT_S (0: no objective).",
+    "Requests that ended with stop or length within GATEWAY_SLO_TTFT_S and GATEWAY_SLO_TPOT_S (0: no objective).",
     *REQUEST,
 )
 LOSSY_SESSIONS = _gateway(
     "slipstream_lossy_sessions_total",
-    "Sessions under the lossy acceptance rule typical: their texts are not distributed as the model's.",
+    "Sessions under the lossy acceptance rule typical.",
     *REQUEST,
 )
 GOOD_TOKENS = _gateway("slipstream_good_tokens_total", "Output tokens of good requests.", *REQUEST)
 TTFT = _histogram(
     "slipstream_time_to_first_token_seconds",
-    "Seconds from a request's arrival, key and body read, to its first token in the log.",
+    "Seconds from a request's arrival to its first token in the log.",
     "gateway",
     _FIRST,
     REQUEST,
@@ -207,69 +203,64 @@ TPOT = _histogram(
 )
 GAP = _histogram(
     "slipstream_inter_token_seconds",
-    "Seconds between two rounds of a session at the gateway; each round commits one token or several.",
+    "Seconds between two rounds of a session at the gateway; a round commits one token or several.",
     "gateway",
     _TOKEN,
     REQUEST,
 )
 E2E = _histogram(
     "slipstream_request_seconds",
-    "Seconds from a request's arrival to its end, for requests that ended with stop or length.",
+    "Seconds from a request's arrival to its end with stop or length.",
     "gateway",
     _WHOLE,
     REQUEST,
 )
-OBJECTIVE = _gateway("slipstream_slo_seconds", "Configured objective for ttft and tpot; 0 for none.", "objective")
-GATEWAY_SESSIONS = _gateway("slipstream_gateway_sessions", "Sessions running on this gateway.")
-GATEWAY_WAITING = _gateway("slipstream_gateway_waiting_sessions", "Sessions of this gateway that wait for a verifier.")
+OBJECTIVE = _gateway("slipstream_slo_seconds", "Objective for ttft and tpot; 0 for none.", "objective")
+GATEWAY_SESSIONS = _gateway("slipstream_gateway_sessions", "Sessions running.")
+GATEWAY_WAITING = _gateway("slipstream_gateway_waiting_sessions", "Sessions that wait for a verifier.")
 
 # Gateway: workers, store, cost.
 
 ARITHMETIC_CHANGES = _gateway(
     "slipstream_arithmetic_changes_total",
-    "Texts that continued with another arithmetic than they began with (GATEWAY_MIXED_ARITHMETIC).",
+    "Texts that continued with another arithmetic (GATEWAY_MIXED_ARITHMETIC).",
 )
 MODEL = _gateway(
     "slipstream_model_info",
-    "Verifiers that answer, by the name of their arithmetic; several names of one model, as in a rolling update of its "
-    "weights, are pools of their own.",
+    "Verifiers that answer, by the name of their arithmetic.",
     "model",
     "arithmetic",
     "promise",
 )
 REHOMINGS = _gateway("slipstream_rehomings_total", "Sessions opened again after their verifier's stream was lost.")
-DRAFTER_FAILURES = _gateway(
-    "slipstream_drafter_failures_total", "Sessions that lost a drafter, by reason.", "drafter", "reason"
-)
-BREAKER = _gateway(
-    "slipstream_drafter_breaker_state", "State of the circuit breaker: 0 closed, 1 half-open, 2 open.", "drafter"
-)
-WORKERS = _gateway("slipstream_workers", "Workers with this name that are connected to this gateway.", "role", "worker")
+DRAFTER_FAILURES = _gateway("slipstream_drafter_failures_total", "Sessions that lost a drafter.", "drafter", "reason")
+BREAKER = _gateway("slipstream_drafter_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open.", "drafter")
+WORKERS = _gateway("slipstream_workers", "Connected workers with this name.", "role", "worker")
 COST = _gateway(
     "slipstream_cost_per_hour",
-    "Configured price of the connected workers (GATEWAY_VERIFIER_PRICE, GATEWAY_DRAFTER_PRICES).",
+    "Configured price of the connected workers.",
     "role",
 )
 TEXT_JOBS_WAITING = _gateway(
-    "slipstream_text_jobs_waiting", "Long texts and bodies that wait for a process that reads them, by kind.", "kind"
+    "slipstream_text_jobs_waiting", "Long texts and bodies that wait for a process that reads them.", "kind"
 )
 TEXT_JOB_SECONDS = _histogram(
     "slipstream_text_job_seconds",
-    "Seconds from the arrival of a long text or body to the result of the process that reads it.",
+    "Seconds from the arrival of a long text or body to its result.",
     "gateway",
     _FIRST,
     ("kind",),
 )
 TEXT_JOB_FAILURES = _gateway(
     "slipstream_text_job_failures_total",
-    "Long texts and bodies that were not read: refused (too many of the tenant's wait), timeout (waited too long), "
-    "disconnected (the client), too_costly, process_ended.",
+    "Long texts and bodies not read: refused (too many of the tenant's wait), timeout, disconnected (the client), "
+    "too_costly, process_ended.",
     "kind",
     "reason",
 )
 STORE_SECONDS = _histogram(
     "slipstream_store_write_seconds",
-    "Duration of one attempt of an operation on the session store, failed ones included.",
+    "Duration of one attempt of an operation on the session store.",
     "gateway",
     _WRITE,
     ("operation",),
@@ -277,13 +268,13 @@ STORE_SECONDS = _histogram(
 STORE_ERRORS = _gateway(
     "slipstream_store_errors_total", "Attempts that failed or that the session store refused.", "operation", "reason"
 )
-STORE_USED = _gateway("slipstream_store_memory_used_bytes", "Memory of the session store in use, as Redis counts it.")
-STORE_MAX = _gateway("slipstream_store_memory_max_bytes", "Its `maxmemory`; 0 for none.")
+STORE_USED = _gateway("slipstream_store_memory_used_bytes", "Memory of the session store in use.")
+STORE_MAX = _gateway("slipstream_store_memory_max_bytes", "The session store's `maxmemory`; 0 for none.")
 STORE_EVICTION = _gateway(
     "slipstream_store_eviction_enabled",
-    "1 where the session store evicts sessions when it is full, by its `maxmemory-policy`.",
+    "1 where the session store evicts sessions when it is full.",
 )
-STORE_LAG = _gateway("slipstream_store_lag_seconds", "Age of the oldest write that is not stored yet; 0 for none.")
+STORE_LAG = _gateway("slipstream_store_lag_seconds", "Age of the oldest write that is not stored yet.")
 
 # Gateway: the same numbers under vLLM's names, for load balancers, dashboards and load tools that use those, and under
 # OpenTelemetry's (`gen_ai.server.*`, as Prometheus spells them). vLLM's histograms are not observed: `Renamed`.
@@ -304,7 +295,7 @@ VLLM_SUCCESS = _gateway(
 )
 VLLM_POSITIONS = _gateway(
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    "Rounds that accepted a candidate at this position of the path, counted from 0.",
+    "Rounds that accepted a candidate at this position, from 0.",
     *_VLLM,
     "position",
 )
@@ -333,16 +324,16 @@ GEN_AI_E2E = replace(
 
 # Verifier.
 
-VERIFIER_SESSIONS = _verifier("slipstream_verifier_sessions", "Open sessions, including those that wait for KV blocks.")
+VERIFIER_SESSIONS = _verifier("slipstream_verifier_sessions", "Open sessions, those that wait for KV blocks included.")
 VERIFIER_WAITING = _verifier("slipstream_verifier_waiting_sessions", "Sessions that wait for KV blocks.")
 KV_TOTAL = _verifier("slipstream_kv_blocks", "KV blocks in total.")
 KV_USED = _verifier("slipstream_kv_blocks_used", "KV blocks held by sessions.")
-PREEMPTIONS = _verifier("slipstream_preemptions_total", "Preemptions: a session gave up its KV blocks to another one.")
+PREEMPTIONS = _verifier("slipstream_preemptions_total", "Times that a session gave up its KV blocks to another one.")
 PREFIX_QUERIED = _verifier(
     "slipstream_prefix_cache_queried_tokens_total",
-    "Tokens looked up in the prefix cache: those of sessions that were admitted to KV memory.",
+    "Tokens looked up in the prefix cache.",
 )
-PREFIX_HIT = _verifier("slipstream_prefix_cache_hit_tokens_total", "Tokens of those whose KV the prefix cache held.")
+PREFIX_HIT = _verifier("slipstream_prefix_cache_hit_tokens_total", "Tokens whose KV the prefix cache held.")
 STEP_SECONDS = _histogram(
     "slipstream_verifier_step_seconds", "Duration of a step of the target model.", "verifier", _STEPS
 )
@@ -353,8 +344,8 @@ STEP_TOKENS = _histogram(
 COMMITTED = _verifier("slipstream_verifier_committed_tokens_total", "Tokens committed.")
 STEP_FAULTS = _verifier(
     "slipstream_step_faults_total",
-    "Faults in steps, by kind: split, a pass of several sessions that was run again in parts; memory, a pass that "
-    "lacked memory; session, one that failed in every pass and was ended; device, a step after which no pass ran.",
+    "Faults in steps: split, a pass that was run again in parts; memory, one that lacked memory; session, one that "
+    "failed in every pass and was ended; device, a step after which no pass ran.",
     "kind",
 )
 DRAFT_WAIT = _verifier(
@@ -362,14 +353,14 @@ DRAFT_WAIT = _verifier(
 )
 DRAFTING_PAUSED = _verifier(
     "slipstream_drafting_paused",
-    "1 while drafters pause, by cause: price, a candidate costs as much as it gains; slower, no session of the last "
-    "step gains as much as drafting slows it; trial, steps without drafting are being measured.",
+    "1 while drafters pause: price, a candidate costs as much as it gains; slower, no session gains as much as "
+    "drafting slows it; trial, steps without drafting are being measured.",
     "cause",
 )
 DRAFTING_SLOWDOWN = _verifier(
     "slipstream_drafting_slowdown",
-    "Time of steps with drafting over that without, candidates aside, as trials measured it at this load: drafters, "
-    "gateways and clients may use the verifier's own cores. Sessions that gain less are not drafted for.",
+    "Time of steps with drafting over that without, candidates aside, by trials at this load. Sessions that gain less"
+    " are not drafted for.",
 )
 DEPTH_DRAFTED = _verifier(
     "slipstream_depth_drafted_tokens_total", "Candidates verified, by depth below the last committed token.", "depth"
@@ -378,13 +369,12 @@ DEPTH_ACCEPTED = _verifier("slipstream_depth_accepted_tokens_total", "Candidates
 REJECTED = _verifier("slipstream_rejected_tokens_total", "Candidates verified and not accepted.")
 REJECTED_SECONDS = _verifier(
     "slipstream_rejected_seconds_total",
-    "Time that candidates of slipstream_rejected_tokens_total added to steps, by the measured cost curve.",
+    "Time that rejected candidates added to steps, by the measured cost curve.",
 )
 DROPPED = _verifier(
     "slipstream_candidates_dropped_total",
-    "Candidates received and dropped, by reason: stale, orphan, diverged, duplicate, full, deep, forbidden; "
-    "unknown_session: for an older epoch or an unknown session; invalid: in a malformed frame, after which the session "
-    "has this drafter no more.",
+    "Candidates received and dropped: stale, orphan, diverged, duplicate, full, deep, forbidden, invalid; "
+    "unknown_session: for an older epoch or an unknown session.",
     "reason",
 )
 
@@ -394,8 +384,8 @@ DRAFTER_SESSIONS = _drafter("slipstream_drafter_sessions", "Open sessions.")
 DRAFTER_BUSY = _drafter("slipstream_drafter_busy_seconds_total", "Time in which the draft model or the index computed.")
 DRAFTER_NEEDED = _drafter(
     "slipstream_drafter_needed_seconds_total",
-    "Time of passes, weighted for each session with the probability that its text needs the candidate; the rate is the "
-    "number of sessions that need the drafter at a time.",
+    "Time of passes, weighted for each session with the probability that its text needs the candidate; the rate is "
+    "the number of sessions that need the drafter.",
 )
 PASS_SECONDS = _histogram(
     "slipstream_drafter_pass_seconds", "Duration of a pass of the draft model.", "drafter", _STEPS
@@ -403,7 +393,7 @@ PASS_SECONDS = _histogram(
 PASS_SESSIONS = _histogram("slipstream_drafter_pass_sessions", "Sessions in a pass.", "drafter", _SESSIONS)
 PASS_TOKENS = _histogram(
     "slipstream_drafter_pass_tokens",
-    "Tokens in a pass: committed ones to read, and nodes of draft trees.",
+    "Tokens in a pass: committed ones, and nodes of draft trees.",
     "drafter",
     _TOKENS,
 )
