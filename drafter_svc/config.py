@@ -37,7 +37,7 @@ class DrafterConfig:
     """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU
     would emulate that), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Of the weights: empty, or one of `slipstream.engine.models.quantisation`."""
+    """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation`."""
     lean: bool = True
     """Without the library's modelling code where `slipstream.engine.models.lean_selection` can; False: always with
     it."""

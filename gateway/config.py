@@ -144,7 +144,7 @@ class GatewayConfig:
     grace_s: float = 20.0
     """Seconds that running sessions have after SIGTERM."""
     alone: bool = False
-    """True: no other gateway continues sessions when this one ends; clients are told, and do not resume."""
+    """True: no other gateway continues sessions when this one ends; clients receive that, and do not resume."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     metric_workloads: tuple[str, ...] = ()

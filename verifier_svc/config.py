@@ -46,7 +46,7 @@ class VerifierConfig:
     """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU
     would emulate that), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Of the weights: empty, or one of `slipstream.engine.models.quantisation` that suits targets."""
+    """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation` that suits targets."""
     lean: bool = True
     """Without the library's modelling code where `slipstream.engine.models.lean_selection` can; False: always with
     it."""
@@ -87,11 +87,11 @@ class VerifierConfig:
     """Share of next tokens that heads must find at the start in the target's own texts (`medusa`: among its best ten);
     0: not tried."""
     draft_dtype: str = "auto"
-    """Of a draft model inside the verifier: like `dtype`."""
+    """Type of a draft model inside the verifier: like `dtype`."""
     draft_quantisation: str = ""
-    """Of that draft model: empty, or one of `slipstream.engine.models.quantisation`."""
+    """Quantisation of that draft model: empty, or one of `slipstream.engine.models.quantisation`."""
     draft_kv_tokens: int = 65_536
-    """Of that draft model: tokens of all sessions that have room in its KV cache."""
+    """Tokens of all sessions that have room in the KV cache of that draft model."""
     draft_translate: bool = False
     """True: that draft model may have another tokenizer than the target."""
     corpus_tokens: int = 0
