@@ -22,58 +22,57 @@ class DrafterConfig:
     """For the method `model`: a local folder, a GGUF file, a hub id (`owner/name@REVISION`), or `emulated:` with
     settings (`slipstream.engine.factory`)."""
     engine: str = "embedded"
-    """Engine of the draft model: `embedded` (this project's engine) or `vllm` (in this process, on one GPU: captured
-    graphs, weights quantised beforehand; docs/gpu.md)."""
+    """Engine of the draft model: `embedded` (this project's) or `vllm` (in this process, on one GPU; docs/gpu.md)."""
     vllm_args: str = ""
     """For `vllm`: further options of `vllm serve`, as `--quantization fp8`."""
     method: str = "model"
     """The drafting method, a name in `slipstream.proposers.registry`."""
     translate_for: str = ""
-    """For the method `model` with another tokenizer than the target's: folder or hub id of the target's tokenizer."""
+    """Where the draft model has another tokenizer: folder or hub id of the target's."""
     listen: str = "127.0.0.1:50061"
     """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
-    """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
+    """HOST:PORT in plaintext for health checks alone, without certificates; empty: `listen` answers them."""
     dtype: str = "auto"
     """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU
     would emulate that), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
     """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation`."""
     lean: bool = True
-    """Without the library's modelling code where `slipstream.engine.models.lean_selection` can do without it; False:
-    always with it."""
+    """Without the library's modelling code where `slipstream.engine.models.lean_selection` can; False: always with
+    it."""
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     threads: int = 1
     """Threads of torch; 0: one for each core of this process (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int = 65_536
-    """Tokens of all sessions together that have room in the KV cache."""
+    """Tokens of all sessions that have room in the KV cache."""
     max_sessions: int = 1024
-    """Most sessions that are open here at a time; more are refused. One API key has at most seven for each free one."""
+    """Most open sessions; more are refused. One API key has at most seven for each free one."""
     max_nodes: int = 128
-    """Most nodes ahead of one session's committed prefix, whatever its policy asks for."""
+    """Most nodes ahead of one session's committed prefix."""
     width: int = 4
     """Nodes proposed below one node: the likeliest token, then what may replace it."""
     sharpness: float = 1.5
-    """Power on the draft model's probabilities in the confidence of candidates: the target agrees with its best token
-    more often than they predict. 1.5 was best for the shipped pair; acceptance that is measured corrects the rest."""
+    """Power on the draft model's probabilities in the confidence of candidates. 1.5 was best for the shipped pair;
+    measured acceptance corrects the rest."""
     expand: int = 0
-    """Nodes of one session that are expanded in one step. 0: 4, or 8 or 16 where a draft model's pass of so many takes
-    at most 1.2 times as long, as on a GPU, timed at the start."""
+    """Nodes of a session expanded in one step. 0: 4, or 8 or 16 where a pass of so many takes at most 1.2 times as
+    long, timed at the start."""
     step_tokens: int = 512
     """Most tokens of one forward pass; longer prompts are prefilled over several."""
     corpus_tokens: int = 0
-    """For `suffix`: tokens of output of earlier sessions with a cache salt from which later ones with the same are
-    drafted; 0: none. About 120 bytes each, for each of the `corpus_salts`."""
+    """For `suffix`: tokens of output kept for each cache salt, from which later sessions of that salt are drafted; 0:
+    none. About 120 bytes each."""
     corpus_salts: int = 16
-    """Salts that have a corpus at a time; the one that was away longest goes first."""
+    """Salts that have a corpus at a time; the longest unused goes first."""
     corpus_shared: bool = False
-    """One corpus for all sessions, whatever their salt. What one client wrote then shows to others as speed: for
-    deployments where every client may know. Otherwise sessions without a salt share nothing."""
+    """True: one corpus for all sessions, whatever their salt. Clients then see as speed what others wrote. False:
+    sessions without a salt share nothing."""
     proposal_tokens: int = 32
-    """Most tokens of the sparse distribution q that is sent with each candidate under the rule `rejection`."""
+    """Most tokens of the distribution q that is sent with each candidate under the rule `rejection`."""
     grace_s: float = 5.0
-    """Seconds that sessions may stay after SIGTERM until their gateways have moved them."""
+    """Seconds that sessions may stay after SIGTERM until gateways have moved them."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     log_level: str = "info"

@@ -36,38 +36,37 @@ class DrafterEntry:
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     verifiers: tuple[str, ...]
-    """HOST:PORT of each, or `dns:///HOST:PORT`: one verifier at every address of the name. Or `file:///PATH`: at every
-    address of the file, a line each, which is read again every `discovery_s`."""
+    """HOST:PORT of each, `dns:///HOST:PORT` (a verifier at each address of the name) or `file:///PATH` (an address a
+    line)."""
     tokenizer: str
     """A local folder, a GGUF file or a hub id (`owner/name@REVISION`), with the vocabulary of the verifiers' model."""
     chat_template: str = ""
-    """A file with a chat template in Jinja, or the name of one of the model's own or of a shipped one: `alpaca`,
-    `chatml`, `llama2`, `llama3`, `vicuna`, `zephyr`. Empty: those in the folder of the tokenizer, if any."""
+    """A file with a chat template in Jinja, or the name of one of the model's or of a shipped one: `alpaca`, `chatml`,
+    `llama2`, `llama3`, `vicuna`, `zephyr`. Empty: those beside the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to listen at; port 0 picks a free one."""
     http: str = "off"
     """HOST:PORT of the HTTP API; port 0 picks a free one. `off`: none."""
     http_idle_s: float = 30.0
-    """Seconds that an HTTP client has to send a request, and to take what is written to it."""
+    """Seconds that an HTTP client has to send a request, and to take each write."""
     http_origins: tuple[str, ...] = ()
     """Origins of web pages that browsers may let use the HTTP API (CORS); `*` for all."""
     http_hosts: tuple[str, ...] = ()
     """Names in `Host` that a gateway without keys on a loopback address answers to besides this machine's own, such as
-    `host.docker.internal` or a proxy's; `*` for all."""
+    `host.docker.internal`; `*` for all."""
     model_aliases: tuple[str, ...] = ()
-    """Further names of models, as ALIAS=MODEL; where one model is served, ALIAS alone. Answers name the model."""
+    """Further names of models, as ALIAS=MODEL (ALIAS alone for the only model). Answers name the model."""
     tool_calls: str = "auto"
-    """The format in which the model calls tools: `hermes`, `llama3_json`, `pythonic`, `mistral`, `mistral_args`,
-    `qwen3_coder`, `deepseek_v3`, `deepseek_v31`, `kimi_k2`, `glm45`, `harmony`; `auto` reads it off the chat
-    template."""
+    """Format of the model's tool calls: `hermes`, `llama3_json`, `pythonic`, `mistral`, `mistral_args`, `qwen3_coder`,
+    `deepseek_v3`, `deepseek_v31`, `kimi_k2`, `glm45`, `harmony`; `auto`: by the chat template."""
     reasoning: str = "auto"
-    """The marks around the model's reasoning: `think` (`<think>`), `mistral` (`[THINK]`), `seed` (`<seed:think>`),
-    `harmony` (gpt-oss's channels), `none`; `auto` reads them off the chat template."""
+    """Marks around the model's reasoning: `think` (`<think>`), `mistral` (`[THINK]`), `seed` (`<seed:think>`),
+    `harmony` (gpt-oss's channels), `none`; `auto`: by the chat template."""
     generation_config: str = "auto"
-    """Sampling parameters of requests that set none: `auto` takes temperature, top_k, top_p, min_p and
+    """Sampling parameters that a request leaves out: `auto` takes temperature, top_k, top_p, min_p and
     repetition_penalty from `generation_config.json` beside the tokenizer; `none`: temperature 1, all else off."""
     health_listen: str = ""
-    """HOST:PORT for health checks alone, in plaintext; empty: they are answered at `listen` only."""
+    """HOST:PORT for health checks alone, in plaintext; empty: `listen` answers them."""
     tls_folder: str = ""
     """Folder of the tls.crt and tls.key that clients see; empty: those of `SLIPSTREAM_TLS_FOLDER`, if any."""
     api_keys: str = ""
@@ -75,10 +74,10 @@ class GatewayConfig:
     failed_keys_per_minute: int = 60
     """Wrong API keys that one address may try; 0: no limit."""
     drafters: tuple[str, ...] = ()
-    """NAME=HOST:PORT of each, NAME=dns:///HOST:PORT, NAME=file:///PATH, or NAME=verifier:METHOD for one that runs
-    inside the verifiers (`VERIFIER_LOCAL_DRAFTERS`). All of one name are replicas to requests."""
+    """NAME=HOST:PORT of each, NAME=dns:///HOST:PORT, NAME=file:///PATH, or NAME=verifier:METHOD for one inside the
+    verifiers (`VERIFIER_LOCAL_DRAFTERS`). All of one name are replicas."""
     discovery_s: float = 2.0
-    """Seconds between two lookups of a `dns:///` name or a file."""
+    """Seconds between two readings of a `dns:///` name or a file."""
     trusted_drafters: tuple[str, ...] = ()
     """Drafters whose distribution q is trusted; the rule `rejection` needs one."""
     store: str = "memory"
@@ -90,8 +89,7 @@ class GatewayConfig:
     store_replicas: int = 0
     """Replicas that must have a write before it is done."""
     store_eviction: str = "warn"
-    """For a Redis that drops sessions when its memory is full: `warn` logs that, `refuse` ends the gateway at its
-    start."""
+    """With a Redis that drops sessions when its memory is full: `warn` logs, `refuse` ends the gateway at its start."""
     durability: str = "strict"
     """`strict`: a token is in the log before it is sent. `relaxed`: it is sent first; the log follows in order."""
     session_ttl_s: float = 3600.0
@@ -103,8 +101,8 @@ class GatewayConfig:
     max_sessions: int = 1024
     """Most sessions at a time; more are refused. One API key has at most seven for each free one."""
     max_tokens_default: int = 0
-    """Most output tokens of a request without `max_tokens`; 0: what the model's length leaves. `/v1/completions` has
-    16 then, as OpenAI."""
+    """Most output tokens of a request without `max_tokens`; 0: what the model's length leaves, and 16 of
+    `/v1/completions`."""
     max_draft_tokens: int = 8
     """Most draft tokens verified in one round; a request may ask for fewer. 0: no speculation."""
     credit_tokens: int = 512
@@ -126,31 +124,31 @@ class GatewayConfig:
     max_stop_tokens: int = 64
     """Most stop tokens of one request."""
     rehomings: int = 3
-    """Times a session is opened again after a loss before it fails. A stream that broke counts once, divided among the
-    sessions on it of which no round had come; it does not count against one that was in the middle of its text."""
+    """Times a session is opened again after a loss before it fails. A broken stream counts once, divided among its
+    sessions that had no round yet; others lose nothing."""
     rehoming_wait_s: float = 10.0
     """Seconds that a session, or a request for one, waits for a verifier."""
     mixed_arithmetic: str = "refuse"
-    """For a session for whose arithmetic no verifier is left, if its request does not set it: `refuse` ends it with
-    ARITHMETIC_GONE, to be resumed; `mark` goes on with another arithmetic, and marks the text."""
+    """When no verifier is left for a session's arithmetic, unless its request says: `refuse` ends it with
+    ARITHMETIC_GONE, to be resumed; `mark` goes on with another, and marks the text."""
     stall_s: float = 30.0
     """Seconds without a step after which a session leaves its verifier."""
     breaker_window_s: float = 30.0
-    """Seconds within which failures of a drafter add up; enough of them open its breaker."""
+    """Seconds within which a drafter's failures add up and open its breaker."""
     breaker_cool_down_s: float = 1.0
-    """Seconds until one session may try an open drafter again; doubled by every failed try."""
+    """Seconds until one session may try a drafter with an open breaker; doubled by each failed try."""
     breaker_longest_cool_down_s: float = 60.0
-    """Bound of that doubling, in seconds."""
+    """Most seconds of that doubling."""
     least_priority: int = 0
     """The lowest `priority` that a request may have; lower numbers are served first."""
     grace_s: float = 20.0
     """Seconds that running sessions have after SIGTERM."""
     alone: bool = False
-    """When this gateway ends, no gateway continues its sessions: clients receive that, and do not resume."""
+    """True: no other gateway continues sessions when this one ends; clients receive that, and do not resume."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     metric_workloads: tuple[str, ...] = ()
-    """Workload labels with metrics of their own; none: the first 16 that arrive. The rest count as `other`."""
+    """Workload labels with metrics of their own; none: the first 16 that arrive. Others count as `other`."""
     slo_ttft_s: float = 0.0
     """Objective for the time to first token; 0: none."""
     slo_tpot_s: float = 0.0

@@ -33,82 +33,79 @@ class VerifierConfig:
     vllm_args: str = ""
     """For `vllm`: further options of `vllm serve`, as `--tensor-parallel-size 4 --quantization awq`."""
     vllm_speculator: str = ""
-    """For `vllm`: its own speculator beside the target, a JSON object as `--speculative-config` takes it, as
-    `{"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 3}` (`eagle`, `eagle3`, `mtp`, `dflash`,
-    `dspark`). Gateways name it as `verifier:speculator`."""
+    """For `vllm`: its own speculator, the JSON of `--speculative-config`, as `{"method": "eagle3", "model": FOLDER,
+    "num_speculative_tokens": 3}` (`eagle`, `eagle3`, `mtp`, `dflash`, `dspark`). Gateways name it
+    `verifier:speculator`."""
     vllm_step_timeout_s: float = 30.0
-    """For `vllm`: seconds after which a worker that does not answer is given up, and the verifier with it."""
+    """For `vllm`: seconds without a worker's answer after which the verifier ends."""
     listen: str = "127.0.0.1:50071"
     """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
-    """HOST:PORT in plaintext for health checks alone, whose senders have no certificate; empty: only with the rest."""
+    """HOST:PORT in plaintext for health checks alone, without certificates; empty: `listen` answers them."""
     dtype: str = "auto"
     """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU
     would emulate that), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
     """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation` that suits targets."""
     lean: bool = True
-    """Runs a model without the library's modelling code where `slipstream.engine.models.lean_selection` can; False:
-    never."""
+    """Without the library's modelling code where `slipstream.engine.models.lean_selection` can; False: always with
+    it."""
     device: str = "auto"
     """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. For a target larger than one: `vllm`."""
     threads: int = 1
-    """Threads of torch; 0: as many as this process has cores for itself (`slipstream.engine.cpu_cores`)."""
+    """Threads of torch; 0: one for each core of this process (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int | None = None
-    """Tokens of all sessions together that have room in the KV cache. Unset: 65,536; with `vllm` on a GPU as many as
-    its memory has room for."""
+    """Tokens of all sessions that have room in the KV cache. Unset: 65,536; with `vllm` on a GPU what its memory
+    holds."""
     max_sessions: int = 1024
-    """Most sessions that are open here at a time; more are refused. One API key has at most seven for each free one."""
+    """Most open sessions; more are refused. One API key has at most seven for each free one."""
     max_draft_tokens: int | None = None
-    """Most candidates of one session in one step, whatever its policy asks for; 256 at most. Unset: 32; with `vllm`
-    8."""
+    """Most candidates of a session in one step; 256 at most. Unset: 32; with `vllm` 8."""
     always_speculate: bool = False
-    """True: steps wait for candidates and verify them even where that is slower than to do without. For tests."""
+    """True: steps wait for candidates and verify them even where that is slower. For tests."""
     step_tokens: int | None = None
     """Most tokens of one forward pass. Unset: 512; with `vllm` on a GPU vLLM's own (8,192 on an H100, 2,048 on small
     ones)."""
     prefill_tokens: int | None = None
-    """Most prompt tokens of one pass while other sessions decode; fewer where they would take longer than decoding.
-    Unset: half of `step_tokens`."""
+    """Most prompt tokens of a pass while other sessions decode; fewer where they take longer than decoding. Unset: half
+    of `step_tokens`."""
     prompt_step_s: float = PROMPT_STEP_S
-    """Seconds that a pass with prompts may take beside sessions that decode, where that is more than twice a pass
-    without prompts. Behind a gateway with API keys twice is always the limit."""
+    """Seconds that a pass with prompts may take beside sessions that decode, or twice a pass without, whichever is
+    more. Behind a gateway with API keys always twice."""
     min_path_probability: float = LEVELS[0]
-    """The lowest threshold that drafters are sent (`verifier_svc.wait_policy.draft_threshold`): no path less likely is
-    worth its bytes."""
+    """The lowest threshold that drafters are sent (`verifier_svc.wait_policy.draft_threshold`)."""
     max_wait_s: float = 0.25
     """Most seconds that a step waits for candidates."""
     measure_s: float = 3.0
-    """Seconds at the start in which passes of all sizes are timed; their cost is refined while serving."""
+    """Seconds at the start in which passes of all sizes are timed."""
     silence_s: float = 3.0
     """Seconds without a sign of life after which a drafter that owes a step is detached."""
     local_drafters: tuple[str, ...] = ()
-    """Drafters that run inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` for a
-    draft model (a folder or hub id), `medusa=FOLDER` or `eagle=FOLDER` for heads. Gateways name them as
-    `verifier:METHOD`."""
+    """Drafters inside the verifier: METHOD of each (`slipstream.proposers.registry`), `model=FOLDER` (or hub id) for a
+    draft model, `medusa=FOLDER` or `eagle=FOLDER` for heads. Gateways name them `verifier:METHOD`."""
     min_head_accuracy: float = 0.05
-    """Share of the target's next tokens that heads must find at the start, in texts that the target writes itself
-    (`medusa`: among its best ten); 0: not tried."""
+    """Share of next tokens that heads must find at the start in the target's own texts (`medusa`: among its best ten);
+    0: not tried."""
     draft_dtype: str = "auto"
-    """For a draft model inside the verifier: like `dtype`."""
+    """Type of a draft model inside the verifier: like `dtype`."""
     draft_quantisation: str = ""
-    """For a draft model inside the verifier: empty, or one of `slipstream.engine.models.quantisation`."""
+    """Quantisation of that draft model: empty, or one of `slipstream.engine.models.quantisation`."""
     draft_kv_tokens: int = 65_536
-    """For a draft model inside the verifier: tokens of all sessions together that have room in its KV cache."""
+    """Tokens of all sessions that have room in the KV cache of that draft model."""
     draft_translate: bool = False
-    """True: the draft model inside the verifier may have another tokenizer than the target."""
+    """True: that draft model may have another tokenizer than the target."""
     corpus_tokens: int = 0
     """For `suffix` inside the verifier: like `DRAFTER_CORPUS_TOKENS`."""
     corpus_shared: bool = False
     """For `suffix` inside the verifier: like `DRAFTER_CORPUS_SHARED`."""
     lookahead: str = "4,3,3"
-    """For `lookahead`: W,N,G of its paper: columns of the window, tokens of an n-gram, n-grams for one first token.
-    The window is (N-1)*W-1 rows of a session's `max_draft_tokens`, while no other candidates fill them."""
+    """For `lookahead`: W,N,G of its paper: columns of the window, tokens of an n-gram, n-grams for a first token. The
+    window takes (N-1)*W-1 of a session's `max_draft_tokens` that other candidates leave."""
     drafters_allowed: tuple[str, ...] = ()
     """HOST:PORT patterns (`verifier_svc.address_allowlist`) of the drafters that gateways may name; none:
     any address."""
     grace_s: float = 5.0
-    """Seconds for which running sessions go on after SIGTERM; gateways move the remaining ones to other verifiers."""
+    """Seconds that running sessions have after SIGTERM; gateways then move them to other verifiers."""
     metrics_listen: str = ""
     """HOST:PORT of `/metrics`, in plaintext; empty: none."""
     log_level: str = "info"
