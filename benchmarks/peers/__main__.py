@@ -206,6 +206,7 @@ def arguments() -> argparse.Namespace:
         help="Folder of .jsonl files; each line is an object with `turns` (the first is asked), perhaps `category`.",
     )
     chats.add_argument("--short", action="store_true", help="A quarter of an hour: one prompt of each category.")
+    chats.add_argument("--no-loops", action="store_true", help="Leave out prompts whose plain answer repeats itself.")
     chats.add_argument("--of-each", type=int, default=4, help="Prompts of each category.")
     chats.add_argument("--temperature", type=float, default=0.0)
     chats.add_argument("--tries", type=int, default=2, help="Of a round that others disturb, at most.")

@@ -2,13 +2,15 @@
 
 usage: python -m benchmarks.peers --target smollm2 --prompts FOLDER [--short] [--of-each 4] [--tokens 128]
                                   [--at-once 1,6,16] [--temperature 0.8] [--system NAME ...] [--minutes 60]
+                                  [--no-loops]
 
 FOLDER has files of one JSON object a line with `turns`, the first of which is asked, and perhaps a `category`, as
 Spec-Bench's `question.jsonl` (`benchmarks.peers.chats`). Prompts are rendered by the model's own template; answers
 end where the model ends them. All systems are there at once and take turns on every prompt (`benchmarks.peers.turns`):
 each figure is a ratio within such a round. `--short` takes at most a quarter of an hour on two quiet cores: one prompt
 of each category, 48 tokens. Systems that cannot be had here are named and left out. With a temperature texts differ
-between systems, and `same` says nothing.
+between systems, and `same` says nothing. A greedy small model often repeats itself without end, which every lookup
+guesses: `--no-loops` asks each prompt once first and leaves out those whose answer does.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from benchmarks.peers.systems import Setting, System
 from benchmarks.peers.turns import Round, rounds
 from benchmarks.processes import cpu, gpu
 from benchmarks.records import in_a_name, write
+from measurement.pairs.loops import DISTINCT, distinct_share
 from slipstream.errors import InvalidArgument, SlipstreamError
 
 SHORT_S = 600.0
@@ -54,6 +57,15 @@ async def started(stack: AsyncExitStack, names: list[str], setting: Setting, war
     return found
 
 
+async def without_loops(systems: dict[str, System], prompts: list[Chat], tokens: int) -> list[Chat]:
+    """The prompts whose answer by the last plain system does not loop."""
+    name = [each for each in systems if each in PLAIN][-1]
+    answers = [(await systems[name]([each.token_ids], tokens)).outputs[0] for each in prompts]
+    kept = [each for each, text in zip(prompts, answers, strict=True) if distinct_share(text) >= DISTINCT]
+    print(f"{len(prompts) - len(kept)} of {len(prompts)} prompts left out: {name} repeats itself", flush=True)
+    return kept
+
+
 async def measure(asked: argparse.Namespace, setting: Setting, minutes: float, record: Record) -> None:
     """Records what was found so far after each number of requests at once."""
     from transformers import AutoTokenizer
@@ -65,8 +77,12 @@ async def measure(asked: argparse.Namespace, setting: Setting, minutes: float, r
     found = list[Round]()
     async with AsyncExitStack() as stack:
         systems = await started(stack, asked.system or list(chat_systems(setting.target)), setting, prompts[0])
+        alone = prompts[: asked.of_each * len(texts)]
+        if asked.no_loops:
+            prompts = await without_loops(systems, prompts, asked.tokens)
+            alone = [each for each in alone if each in prompts]
         for at_once in asked.at_once:
-            some = prompts[: asked.of_each * len(texts)] if at_once == 1 else prompts
+            some = alone if at_once == 1 else prompts
             limit_s = 60.0 * minutes / len(asked.at_once)
             found += await rounds(systems, some, at_once, asked.tokens, asked.tries, limit_s)
             record(found, list(systems))
@@ -81,7 +97,9 @@ def main(asked: argparse.Namespace) -> None:
     setting = Setting(asked.target, asked.dtype, asked.threads, asked.temperature, chat=True)
     words = f"--target {asked.target} --dtype {asked.dtype} --temperature {asked.temperature:g} --tokens {asked.tokens}"
     words += f" --threads {asked.threads} --of-each {asked.of_each} --prompts FOLDER"
+    words += " --no-loops" if asked.no_loops else ""
     name = f"peers_{asked.target}_{asked.dtype}" + (f"_t{asked.temperature:g}" if asked.temperature else "")
+    name += "_no_loops" if asked.no_loops else ""
     if place := gpu():
         name += f"_{in_a_name(place)}"
     command = f"python -m benchmarks.peers {words}"

@@ -16,7 +16,7 @@ from gateway.request_context import RequestContext
 from gateway.sessions.observer import RequestObserver, SessionObserver
 from gateway.sessions.output_stream import Event as StreamEvent
 from gateway.sessions.request_stats import MISSES, RoundCounters
-from gateway.telemetry.kept_traces import ExemplarTrace, remarkable, rolled_back
+from gateway.telemetry.kept_traces import ExemplarTrace, rejected, remarkable
 from gateway.telemetry.request_metrics import Objectives
 from slipstream.client.completion import FINISH_REASONS, TRACE_ID
 from slipstream.errors import SERVER_ERRORS, SlipstreamError
@@ -191,7 +191,7 @@ class RequestTrace(RequestObserver):
             spans.ROUNDS: statistics.rounds,
             spans.DRAFTED: statistics.drafted,
             spans.ACCEPTED: statistics.accepted,
-            **rolled_back(statistics.drafted, statistics.accepted),
+            **rejected(statistics.drafted, statistics.accepted),
             spans.REHOMED: statistics.rehomed,
             spans.ARITHMETIC: _arithmetic(statistics),
             spans.LOSSY: statistics.lossy or None,

@@ -9,30 +9,32 @@ from dataclasses import dataclass
 from slipstream.telemetry import spans
 from slipstream.telemetry.tracing import Trace, Value
 
-ROLLED_BACK = 48
-"""Rejected draft tokens from which a request has a span whatever was sampled, if they are ROLLED_BACK_PERCENT of those
+REJECTED = 48
+"""Rejected draft tokens from which a request has a span whatever was sampled, if they are REJECTED_PERCENT of those
 drafted."""
-ROLLED_BACK_PERCENT = 75
+REJECTED_PERCENT = 75
 SALT = b"slipstream"
 """`hash_salt` of the collector's probabilistic policy."""
 FNV_OFFSET, FNV_PRIME, HASHES = 0xCBF29CE484222325, 0x100000001B3, 1 << 64
 
 
-def rolled_back(drafted: int, accepted: int) -> dict[str, Value]:
+def rejected(drafted: int, accepted: int) -> dict[str, Value]:
     """The attributes by which `remarkable` judges candidates."""
-    lost = drafted - accepted
-    return {spans.ROLLED_BACK: lost, spans.ROLLED_BACK_PERCENT: 100 * lost // drafted if drafted else 0}
+    count = drafted - accepted
+    percent = 100 * count // drafted if drafted else 0
+    names = ((spans.REJECTED, spans.REJECTED_PERCENT), (spans.OLD_REJECTED, spans.OLD_REJECTED_PERCENT))
+    return {name: value for pair in names for name, value in zip(pair, (count, percent), strict=True)}
 
 
 def remarkable(attributes: Mapping[str, Value], failed: bool) -> bool:
-    """Whether a request failed, was late, was moved to another verifier, or had most of many candidates rolled back.
+    """Whether a request failed, was late, was moved to another verifier, or had most of many candidates rejected.
     `attributes`: those of its span."""
 
     def least(key: str, limit: int) -> bool:
         value = attributes.get(key)
         return isinstance(value, int) and value >= limit
 
-    mostly = least(spans.ROLLED_BACK, ROLLED_BACK) and least(spans.ROLLED_BACK_PERCENT, ROLLED_BACK_PERCENT)
+    mostly = least(spans.REJECTED, REJECTED) and least(spans.REJECTED_PERCENT, REJECTED_PERCENT)
     return failed or attributes.get(spans.LATE) is True or mostly or least(spans.REHOMED, 1)
 
 

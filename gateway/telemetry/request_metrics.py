@@ -15,7 +15,7 @@ from gateway.requests.resolved_request import ResolvedRequest
 from gateway.routing.drafters import pool_of
 from gateway.sessions.observer import SessionObserver
 from gateway.sessions.request_stats import MOST_DRAFTERS, RequestStats, RoundCounters
-from gateway.telemetry.kept_traces import ExemplarTrace, remarkable, rolled_back
+from gateway.telemetry.kept_traces import ExemplarTrace, rejected, remarkable
 from slipstream.errors import UNSERVED, SlipstreamError
 from slipstream.telemetry import metrics, spans
 from slipstream.telemetry.metrics_collector import BoundedLabels
@@ -207,7 +207,7 @@ class SessionMetrics(SessionObserver):
         if outcome in MEASURED_OUTCOMES:
             stats, objectives = self._stats, self._metrics.objectives
             late = objectives.late(stats.ttft_s, stats.tpot_s or 0.0, stats.e2e_s)
-            exemplar = self._labels(late, rolled_back(stats.sums.drafted, stats.sums.accepted))
+            exemplar = self._labels(late, rejected(stats.sums.drafted, stats.sums.accepted))
             self._series.observe_times(stats, objectives, exemplar)
         slow_s = self._metrics.objectives.slow_s
         if slow_s and self._stats.e2e_s > slow_s:

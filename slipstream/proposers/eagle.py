@@ -132,7 +132,8 @@ class EagleProposer:
             self._grow(trees, last=number == PASSES)
         for tree in trees:
             size = min(TREE, tree.context.max_nodes)
-            answers[tree.index] = tree.error or Proposal(tree.best(size), tree.context.length)
+            levels = max(tree.depths, default=1)
+            answers[tree.index] = tree.error or Proposal(tree.best(size), tree.context.length, levels=levels)
         return answers
 
     def close_sequence(self, handle: Hashable) -> None:

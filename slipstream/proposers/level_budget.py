@@ -29,6 +29,11 @@ class LevelBudget:
             return 1
         return MOST_LEVELS if self._level_s * MOST_LEVELS <= self._call_s else max(1, int(self._call_s / self._level_s))
 
+    @property
+    def level_s(self) -> float:
+        """Seconds of a level lately; 0 before any was timed."""
+        return self._level_s or 0.0
+
     def observe(self, seconds: float, answers: Iterable[Proposal | SlipstreamError]) -> None:
         """Records a call that read no prompt."""
         levels = max((answer.levels for answer in answers if isinstance(answer, Proposal)), default=0)

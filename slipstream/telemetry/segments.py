@@ -28,7 +28,7 @@ REASONS = {
     types_pb2.ROUND_REASON_FIRST: "first",
     types_pb2.ROUND_REASON_SLOW: "slow",
     types_pb2.ROUND_REASON_MISSED: "missed",
-    types_pb2.ROUND_REASON_ROLLED_BACK: "rolled_back",
+    types_pb2.ROUND_REASON_REJECTED: "rejected",
     types_pb2.ROUND_REASON_FAILED: "failed",
     types_pb2.ROUND_REASON_ASKED: "asked",
 }
@@ -61,10 +61,10 @@ class RoundChooser:
     _chosen: Counter[tuple[Reason, int]] = field(default_factory=Counter)
     """Rounds of the segment that were chosen, by reason and by the cause of a miss."""
 
-    def choose(self, length: int, seconds: float, miss: int, *, rolled_back: bool) -> Reason:
+    def choose(self, length: int, seconds: float, miss: int, *, rejected: bool) -> Reason:
         """The reason for spans of this round's own; UNSPECIFIED for none.
 
-        `length`: committed tokens before it. `miss`: the cause of a miss, 0 for none. `rolled_back`: candidates were
+        `length`: committed tokens before it. `miss`: the cause of a miss, 0 for none. `rejected`: candidates were
         verified and all of them rejected.
         """
         if not self.segment_tokens:
@@ -80,8 +80,8 @@ class RoundChooser:
             return types_pb2.ROUND_REASON_SLOW
         if miss and self._take(types_pb2.ROUND_REASON_MISSED, miss, 1):
             return types_pb2.ROUND_REASON_MISSED
-        if rolled_back and self._take(types_pb2.ROUND_REASON_ROLLED_BACK, 0, 1):
-            return types_pb2.ROUND_REASON_ROLLED_BACK
+        if rejected and self._take(types_pb2.ROUND_REASON_REJECTED, 0, 1):
+            return types_pb2.ROUND_REASON_REJECTED
         return types_pb2.ROUND_REASON_UNSPECIFIED
 
     def _take(self, reason: Reason, cause: int, most: int) -> bool:

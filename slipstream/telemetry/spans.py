@@ -70,8 +70,11 @@ TOKENS = "slipstream.tokens"
 CACHED = "slipstream.cached_tokens"
 DRAFTED = "slipstream.drafted"
 ACCEPTED = "slipstream.accepted"
-ROLLED_BACK = "slipstream.rolled_back"
-ROLLED_BACK_PERCENT = "slipstream.rolled_back_percent"
+REJECTED = "slipstream.rejected"
+REJECTED_PERCENT = "slipstream.rejected_percent"
+OLD_REJECTED = "slipstream.rolled_back"
+OLD_REJECTED_PERCENT = "slipstream.rolled_back_percent"
+"""Until the next release, beside the present names."""
 REHOMED = "slipstream.rehomed"
 ARITHMETIC = "slipstream.arithmetic"
 """Which arithmetic wrote the text; of a mixed one each, with the offset of its first output token."""
@@ -104,7 +107,8 @@ COMMITTING = "slipstream.commit_s"
 _REQUEST = (
     *(OPERATION, PROVIDER, CONVERSATION, RESPONSE_ID, RESPONSE_MODEL, FINISH_REASONS, FIRST_CHUNK),
     *(INPUT_TOKENS, OUTPUT_TOKENS, ERROR, SEED, ROUNDS, DRAFTED, ACCEPTED),
-    *(ROLLED_BACK, ROLLED_BACK_PERCENT, REHOMED, ARITHMETIC, ASKED, UNSAMPLED, LATE, ARM, TENANT, WAIT, BUBBLE),
+    *(REJECTED, REJECTED_PERCENT, OLD_REJECTED, OLD_REJECTED_PERCENT),
+    *(REHOMED, ARITHMETIC, ASKED, UNSAMPLED, LATE, ARM, TENANT, WAIT, BUBBLE),
     *(COMPUTE, NAME, LOSSY, MISSES, BY_DRAFTER, METHOD, STATUS, HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS),
 )
 SPANS: dict[str, frozenset[str]] = {

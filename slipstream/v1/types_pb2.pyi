@@ -22,7 +22,7 @@ class RoundReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROUND_REASON_FIRST: _ClassVar[RoundReason]
     ROUND_REASON_SLOW: _ClassVar[RoundReason]
     ROUND_REASON_MISSED: _ClassVar[RoundReason]
-    ROUND_REASON_ROLLED_BACK: _ClassVar[RoundReason]
+    ROUND_REASON_REJECTED: _ClassVar[RoundReason]
     ROUND_REASON_FAILED: _ClassVar[RoundReason]
     ROUND_REASON_ASKED: _ClassVar[RoundReason]
 
@@ -49,7 +49,7 @@ ROUND_REASON_UNSPECIFIED: RoundReason
 ROUND_REASON_FIRST: RoundReason
 ROUND_REASON_SLOW: RoundReason
 ROUND_REASON_MISSED: RoundReason
-ROUND_REASON_ROLLED_BACK: RoundReason
+ROUND_REASON_REJECTED: RoundReason
 ROUND_REASON_FAILED: RoundReason
 ROUND_REASON_ASKED: RoundReason
 FINISH_REASON_UNSPECIFIED: FinishReason

@@ -176,7 +176,12 @@ async def test_a_rolled_back_session_reads_its_own_rows(folder: Path) -> None:
     """A rollback opens the session again on its shorter prefix: rows come from the first block that is not cached."""
     prompt = list(range(3, 73))
     async with (
-        verifier(open_engine(str(folder), "float32", 4096), local_drafters=("reader",), model=str(folder)) as server,
+        verifier(
+            open_engine(str(folder), "float32", 4096),
+            local_drafters=("reader",),
+            model=str(folder),
+            always_speculate=True,
+        ) as server,
         gateway(server.address) as client,
     ):
         first = await client.decode(prompt, tokens=TOKENS, drafters=["verifier:reader"], session_id="s")

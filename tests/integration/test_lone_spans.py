@@ -24,7 +24,7 @@ UNSAMPLED = ("traceparent", PARENT[1][:-2] + "00")
 def nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     monkeypatch.setattr(
-        "gateway.telemetry.kept_traces.ROLLED_BACK", 1
+        "gateway.telemetry.kept_traces.REJECTED", 1
     )  # how many are drafted is a matter of the machine's pace
 
 
@@ -68,7 +68,7 @@ async def slow(system: System) -> Any:
     return call
 
 
-async def rolled_back(system: System) -> Any:
+async def rejected(system: System) -> Any:
     verifier = await system.verifier(always_speculate=True)  # else it may verify none of so poor a drafter's candidates
     await system.open([verifier], [await system.drafter(engine="emulated:base_ms=1&acceptance=0")])
     call = system.call(60, parent=None)
@@ -101,7 +101,7 @@ async def test_an_unsampled_request_without_a_fault_has_no_span(
 WRONG: dict[Callable[[System], Awaitable[Any]], Callable[[Any], bool]] = {
     failed: lambda span: bool(span.failed and span.attributes[spans.ERROR] == "INTERNAL"),
     slow: lambda span: bool(span.ended - span.began >= 10.0),
-    rolled_back: lambda span: bool(span.attributes[spans.ROLLED_BACK_PERCENT] >= 75),
+    rejected: lambda span: bool(span.attributes[spans.REJECTED_PERCENT] >= 75),
     moved: lambda span: bool(span.attributes[spans.REHOMED] == 1),
 }
 

@@ -211,7 +211,7 @@ class Planner:
                 self._sources.proposing(each.session) if each.selection else self._sources.awaited(each.session, now)
                 for each in some
             )
-            return max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0
+            return self._held(plan, max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0)
         gains: dict[Session, ExpectedGain] = {}
         awaited: dict[Session, tuple[DelayDistribution, float]] = {}
         for each in plan.step:
@@ -219,7 +219,13 @@ class Planner:
             if self._offers.limit(session) and (attachment := self._sources.awaited(session, now)) is not None:
                 gains[session] = self._expected_gain(each, plan, attachment.number)
                 awaited[session] = attachment.delays, now - attachment.since
-        return self._wait_policy.hold_s(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds)
+        return self._held(plan, self._wait_policy.hold_s(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds))
+
+    def _held(self, plan: StepPlan, seconds: float) -> float:
+        if seconds > 0.0:
+            for each in plan.step:
+                self._sources.step_held(each.session)
+        return seconds
 
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan, source: int) -> ExpectedGain:
         """Estimates the gain of the sequence by waiting for candidates of this source."""

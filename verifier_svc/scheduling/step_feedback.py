@@ -45,6 +45,7 @@ class StepFeedback:
         if plan.decoding:
             self._prompt_room.observe_plain(timing.tokens, timing.sessions, timing.seconds)
             self._curve.observe(timing.tokens, timing.sessions, timing.seconds)
+            self._sources.context.session_rate = self._wait_policy.rate(plan) / timing.sessions
             drafted = {
                 each.session
                 for each in plan.step

@@ -173,6 +173,11 @@ class CandidateSources:
             awaited.sort(key=lambda each: -sum(chance for _, chance in each.delays.expected(now - each.since, SOON_S)))
         return awaited[0] if awaited else None
 
+    def step_held(self, session: DraftedSession) -> None:
+        """The session's next step is held back for candidates."""
+        for source in self._of_session.get(session, ()):
+            source.step_held(session)
+
     def proposing(self, session: DraftedSession) -> bool:
         """Whether a source that proposes once for each round is at it."""
         sources = self._of_session.get(session, ())

@@ -130,6 +130,9 @@ class DrafterLink:
     def once_a_round(self) -> bool:
         return False
 
+    def step_held(self, session: DraftedSession) -> None:
+        pass
+
     def awaited(self, session: DraftedSession) -> Attachment | None:
         attachment = self._by_session.get(session)
         return attachment if attachment is not None and self._expected(attachment) else None

@@ -52,6 +52,11 @@ class LocalSession(Attachment):
     hidden: HiddenSubscription | None = None
     """Set where the method reads the target's hidden states."""
 
+    @property
+    def requested(self) -> bool:
+        """Whether proposals may begin for the present root: always, but for a source that proposes once a round."""
+        return self.drafting.requested
+
 
 @dataclass(frozen=True, slots=True)
 class PassReporter(DraftSessionObserver):
@@ -61,6 +66,10 @@ class PassReporter(DraftSessionObserver):
     context: SourceContext
 
     def step_ended(self, began_s: float, ended_s: float, proposed: int, sent: int) -> None:
+        drafting = self.attachment.drafting
+        if drafting.proposes_whole_trees and not sent and drafting.tree.root.expanded:  # nothing else comes this round
+            self.attachment.delays.missed(self.context.clock() - self.attachment.since)
+            self.context.candidates_arrived()
         for observer in self.context.observers:
             observer.local_pass_ended(self.attachment.session, self.attachment.number, sent, began_s, ended_s)
 
@@ -79,7 +88,7 @@ class LocalSource:
     ) -> None:
         """`feed`: there for a method that reads hidden states. `expand`: nodes of a session expanded in one pass."""
         self.address = IN_VERIFIER + method.name
-        self.arrival_times = ArrivalTimes()
+        self.arrival_times = ArrivalTimes() if opened.hidden is None else ArrivalTimes.on_request()
         self._method, self._opened = method, opened
         self._max_length = opened.model.max_length
         self._need, self._feed = opened.hidden, feed
@@ -137,7 +146,10 @@ class LocalSource:
     def root_moved(self, session: DraftedSession) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:
-            attachment.root_moved(self._context.clock(), awaited=self._expected(attachment))
+            requested = attachment.requested
+            if not requested:
+                attachment.delays.passed_over()
+            attachment.root_moved(self._context.clock(), awaited=requested and self._expected(attachment))
             self._follow(attachment)
 
     def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None:
@@ -152,6 +164,13 @@ class LocalSource:
     @property
     def once_a_round(self) -> bool:
         return self._need is not None
+
+    def step_held(self, session: DraftedSession) -> None:
+        attachment = self._sessions.get(session)
+        if attachment is not None and not attachment.requested:
+            attachment.since = self._context.clock()
+            attachment.drafting.requested = True
+            self._drafting.session_changed(attachment.drafting)
 
     def awaited(self, session: DraftedSession) -> Attachment | None:
         attachment = self._sessions.get(session)
@@ -188,6 +207,8 @@ class LocalSource:
             max_depth=min(DEEPEST, self._opened.depth),
             prepared=1.0,
             together_s=0.0,
+            level_price=self._level_price,
+            requested=self._need is None,
         )
         attachment = LocalSession(session, self.arrival_times, name, number, context.clock(), drafting=drafting)
         drafting.observer = PassReporter(attachment, context)
@@ -200,6 +221,12 @@ class LocalSource:
         return DraftPolicy(
             self._ahead * session.request.max_draft_tokens if self._context.wants(session) else 0, threshold
         )
+
+    def _level_price(self) -> float:
+        """Tokens that a session would commit in the time that a level takes, while the verifier waits for it; 1, which
+        no level gains, before any was timed."""
+        level_s = self._drafting.level_s
+        return self._context.session_rate * level_s if level_s else 1.0
 
     def _check(self, session: DraftedSession) -> None:
         """Raises FailedPrecondition or ResourceExhausted for a session that the method cannot serve."""
@@ -230,7 +257,7 @@ class LocalSource:
         if len(session.tokens) >= self._max_length:
             return False
         if self._need is not None:  # one proposal for each root, and none before the target's first pass
-            return drafting.in_step or bool(drafting.frontier(1))
+            return drafting.in_step or drafting.can_propose
         return self._thread is not None
 
     def _follow(self, attachment: LocalSession) -> None:
@@ -239,6 +266,7 @@ class LocalSource:
         fresh = attachment.session.tokens[length:]
         if fresh:
             drafting.commit(length, fresh)
+            drafting.requested = self._need is None
             if drafting.proposes_whole_trees:
                 self._graft(attachment, [])  # drops what is left of the old one
             self._drafting.session_changed(drafting)

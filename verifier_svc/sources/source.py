@@ -62,7 +62,11 @@ class CandidateSource(Protocol):
 
     @property
     def once_a_round(self) -> bool:
-        """Whether all its candidates for a round come in one proposal, soon after the commit before."""
+        """Whether all its candidates for a round come in one proposal, which begins when a step is held back for it."""
+        ...
+
+    def step_held(self, session: DraftedSession) -> None:
+        """The session's next step is held back: a source that proposes once a round begins."""
         ...
 
     def policy_changed(self, session: DraftedSession) -> None:
@@ -90,6 +94,8 @@ class SourceContext:
     candidates_arrived: Callable[[], None] = lambda: None
     """Called when candidates came that a step may take."""
     traffic: ByteCounter = field(default_factory=ByteCounter)
+    session_rate: float = 0.0
+    """Tokens that a session commits a second lately."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Candidates that came and were not taken, by reason."""
     observers: Sequence[StepObserver] = ()

@@ -76,6 +76,9 @@ class SpeculatorSource:
             if attachment is not None and draft.base == len(session.tokens):  # else the session kept less of the step
                 self._graft(attachment, draft)
 
+    def step_held(self, session: DraftedSession) -> None:
+        pass
+
     def awaited(self, session: DraftedSession) -> Attachment | None:
         return None
 

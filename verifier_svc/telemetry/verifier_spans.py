@@ -235,7 +235,7 @@ class VerifyTrace:
             scheduled.base,
             result.idle_s + result.timing.seconds,
             0 if miss == verifier_pb2.MISS_CAUSE_NOT_WANTED else miss,
-            rolled_back=bool(scheduled.selection) and not result.accepted,
+            rejected=bool(scheduled.selection) and not result.accepted,
         )
         if self.reason:
             self._chosen.add(scheduled.base)

@@ -4,6 +4,11 @@ A drafter's delays vary widely: it may be idle, or in the middle of a pass for o
 late answers look likelier than they are. So the chance of an answer is estimated per bin of time, as a hazard: one that
 came counts in its bin, and one that was no longer awaited before it came counts for the bins it outlasted (Kaplan and
 Meier, "Nonparametric estimation from incomplete observations", 1958).
+
+A head inside the verifier is of use for the present root alone, and beside a pass it takes several times as long as
+without. So it proposes only while a step is held back for it, and how long it takes is seen only then: its
+distributions are *on request*. A step is held back for one of which too little is known, and again after many rounds in
+which it did not pay.
 """
 
 from __future__ import annotations
@@ -22,6 +27,10 @@ DOUBT = 1.0
 TICK_S = 0.00005
 """A rest of a bin shorter than this counts as over."""
 MOST_WEIGHT = 1e6
+TRIES = 16
+"""Requests after which the delays of answers are known: the first ones are slow."""
+RENEWED = 256
+"""Rounds without a request after which one is made to see whether it pays by now."""
 HOPELESS = 0.02
 """When no more than this share of answers is outstanding, none is expected."""
 
@@ -34,7 +43,12 @@ def delay_bin(passed_s: float) -> int:
 class DelayDistribution:
     """Delays of one kind of answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_request: bool = False) -> None:
+        self._on_request = on_request
+        self._requests = 0
+        """That were answered, or were not in time."""
+        self._passed_over = 0
+        """Rounds since the last one in which none was made."""
         self._came, self._missed = [0.0] * len(EDGES), [0.0] * len(EDGES)
         self._weight = 1.0
         """Weight of the next observation. It grows, so that older ones fade."""
@@ -43,6 +57,15 @@ class DelayDistribution:
     def came(self, after_s: float) -> None:
         """Counts an answer that came after `after_s` seconds."""
         self._count(self._came, after_s)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether an answer should be requested to see how long it takes."""
+        return self._on_request and (self._requests < TRIES or self._passed_over >= RENEWED)
+
+    def passed_over(self) -> None:
+        """Counts a round without a request."""
+        self._passed_over += 1
 
     def missed(self, after_s: float) -> None:
         """Counts an answer that had not come after `after_s` seconds, when it was no longer awaited."""
@@ -64,6 +87,7 @@ class DelayDistribution:
         return expected
 
     def _count(self, ends: list[float], after_s: float) -> None:
+        self._requests, self._passed_over = self._requests + 1, 0
         ends[min(bisect_right(EDGES, after_s), len(EDGES) - 1)] += self._weight
         self._weight /= KEEP
         self._outstanding = None
@@ -98,3 +122,9 @@ class ArrivalTimes:
     may take: the drafter is filling the tree up."""
     enough: DelayDistribution = field(default_factory=DelayDistribution)
     """As `few`, while the session has enough candidates: the drafter often has nothing worth sending."""
+
+    @classmethod
+    def on_request(cls) -> ArrivalTimes:
+        """Of a source that proposes only while a step is held back for it: from the moment at which that began."""
+        delays = DelayDistribution(on_request=True)
+        return cls(delays, delays, delays)

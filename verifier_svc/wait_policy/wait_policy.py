@@ -192,7 +192,7 @@ class WaitPolicy(Generic[Key]):
         self._none_drafts = none_drafts
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
-        priced = others or PricedStep(step.sessions, tokens, self._rate(step), held=False)
+        priced = others or PricedStep(step.sessions, tokens, self.rate(step), held=False)
         self._draft_threshold.observe(priced.rate, lambda size: self._step_s(size, priced.sessions), priced.tokens)
         if self._draft_threshold.threshold == PAUSE:
             self._trial.cancel()  # the price has answered
@@ -225,7 +225,9 @@ class WaitPolicy(Generic[Key]):
         ratio = self._gain_ratio.value
         gains = {key: gain for key, each in expected.items() if (gain := each.gain * ratio - each.cost) > 0.0}
         most_s = min(most_s, self._max_wait_s, MAX_WAIT_STEPS * step.seconds) - waited_s
-        held_s = wait_s(self._rate(step), _grouped(gains, awaited, most_s), most_s, TIMER_S)
+        held_s = wait_s(self.rate(step), _grouped(gains, awaited, most_s), most_s, TIMER_S)
+        if any(awaited[key][0].unknown for key in gains):
+            held_s = max(held_s, min(most_s, step.seconds - waited_s))
         if held_s > 0.0:
             self._gain_ratio.start_wait(expected)
         return held_s
@@ -254,7 +256,7 @@ class WaitPolicy(Generic[Key]):
             cost = max(cost, paths[min(count, len(paths) - 1)])
         return ExpectedGain(version, sum(paths[:count]), gain, cost)
 
-    def _rate(self, step: PlannedStep) -> float:
+    def rate(self, step: PlannedStep) -> float:
         """Tokens committed a second lately, waiting included; before the first step, the rate of `step`. Never below
         the rate without candidates: else waits in vain would lower the rate and so justify further waits."""
         lately = (self._tokens.value or step.tokens) / max(self._seconds.value or step.seconds, 1e-9)

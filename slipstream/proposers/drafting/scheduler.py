@@ -89,6 +89,11 @@ class DraftScheduler:
     def __len__(self) -> int:
         return len(self._subscribers)
 
+    @property
+    def level_s(self) -> float:
+        """Seconds of a level of nodes lately; 0 before any was timed."""
+        return self._level_budget.level_s
+
     def sessions_of(self, tenant: str) -> int:
         return self._tenants[tenant]
 

@@ -6,7 +6,7 @@ A remote drafter and a verifier that drafts itself keep the same one; they diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -91,6 +91,11 @@ class DraftSession:
     in_step: bool = False
     hidden: HiddenSource | None = None
     """Set where the method reads the target's hidden states."""
+    requested: bool = True
+    """Whether nodes may be proposed for the present root; a verifier's own head waits until a step is held for it."""
+    level_price: Callable[[], float] = lambda: 0.0
+    """Path probability below which one level more of the same call does not pay, where hidden states are read: the
+    verifier waits for the whole call."""
     max_depth: int = DEEPEST
     """Most tokens beyond the committed ones that the method can propose."""
     prepared: float = PREPARED
@@ -159,7 +164,17 @@ class DraftSession:
     def frontier(self, count: int) -> list[DraftNode]:
         """The nodes to expand, best first; empty when none is asked for, none can pay, or hidden states are missing:
         those up to the token before the last, which is computed in the target's next step."""
+        return self._frontier(count) if self.requested else []
+
+    @property
+    def can_propose(self) -> bool:
+        """Whether there is anything to expand, requested or not."""
+        return bool(self._frontier(1))
+
+    def _frontier(self, count: int) -> list[DraftNode]:
         if self.hidden is not None and self.hidden.end != len(self.tokens) - 1:
+            return []
+        if self.proposes_whole_trees and self.tree.root.expanded:
             return []
         room = self.policy.max_nodes - self.tree.sent_count
         if room <= 0 or self.tree.node_count >= UNSENT_SHARE * self.policy.max_nodes:
@@ -172,8 +187,10 @@ class DraftSession:
         drawn."""
         if self.sampling.drawn:
             return None
-        levels = levels if self.hidden is None else self._max_depth
-        return self.tree.deeper(starts, count, levels, self._least_log_prob, self._max_depth)
+        least = self._least_log_prob
+        if self.hidden is not None:
+            levels, least = self._max_depth, max(least, math.log(max(self.level_price(), NEVER)))
+        return self.tree.deeper(starts, count, levels, least, self._max_depth)
 
     @property
     def _least_log_prob(self) -> float:

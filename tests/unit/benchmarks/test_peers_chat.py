@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import turns
+from benchmarks.peers.chat import without_loops
 from benchmarks.peers.chats import Chat, chats, read, spread
 from benchmarks.peers.comparison import by_category, summary
 from benchmarks.peers.disturbance import Seen
@@ -54,6 +55,15 @@ def system(name: str, asked: list[str], seconds: float) -> System:
         return Answer(seconds, [[*range(count)] for _ in prompts], seconds / 2, passes=count // 2)
 
     return ask
+
+
+async def test_prompts_whose_plain_answer_loops_are_left_out() -> None:
+    async def plain(prompts: Tokens, _count: int) -> Answer:
+        return Answer(1.0, [[1, 2] * 20 if prompt == [3] else [*range(40)] for prompt in prompts], 0.5, passes=40)
+
+    prompts = [Chat("qa", [3]), Chat("qa", [4])]
+    systems = {"Slipstream, plain": plain, "Slipstream": system("Slipstream", [], 1.0)}
+    assert await without_loops(systems, prompts, 40) == [Chat("qa", [4])]
 
 
 async def test_every_system_answers_every_prompt_and_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,8 @@ requests = st.fixed_dictionaries(
     {},
     optional={
         spans.LATE: st.just(True),
-        spans.ROLLED_BACK: st.integers(40, 60),
-        spans.ROLLED_BACK_PERCENT: st.integers(70, 100),
+        spans.REJECTED: st.integers(40, 60),
+        spans.REJECTED_PERCENT: st.integers(70, 100),
         spans.REHOMED: st.integers(0, 3),
     },
 )
@@ -87,7 +87,7 @@ requests = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(requests, st.booleans())
-@example({spans.ROLLED_BACK: 48, spans.ROLLED_BACK_PERCENT: 75}, False)
+@example({spans.REJECTED: 48, spans.REJECTED_PERCENT: 75}, False)
 @example({spans.REHOMED: 1}, False)
 @example({spans.LATE: True}, False)
 @example({}, True)

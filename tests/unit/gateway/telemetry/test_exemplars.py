@@ -90,7 +90,7 @@ def test_a_request_that_missed_an_objective_is_named_though_it_was_not_sampled()
     assert gateway.named(gateway.metrics.ttft) == {late}
 
 
-def test_a_request_that_moved_or_was_mostly_rolled_back_is_named() -> None:
+def test_a_request_that_moved_or_was_mostly_rejected_is_named() -> None:
     gateway = Gateway(keep_percent=0.0)
     moved = gateway.send(rehomed=1)
     assert gateway.everywhere == {moved}

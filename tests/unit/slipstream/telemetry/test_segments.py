@@ -27,8 +27,8 @@ ROUNDS = st.lists(
 
 def chosen(rounds: list[Round], segment_tokens: int = SEGMENT_TOKENS, prompt: int = 10) -> list[str]:
     chooser, length, reasons = RoundChooser(segment_tokens), prompt, []
-    for tokens, seconds, miss, rolled_back in rounds:
-        reasons.append(REASONS.get(chooser.choose(length, seconds, miss, rolled_back=rolled_back), ""))
+    for tokens, seconds, miss, rejected in rounds:
+        reasons.append(REASONS.get(chooser.choose(length, seconds, miss, rejected=rejected), ""))
         length += tokens
     return reasons
 
@@ -37,9 +37,9 @@ def test_the_first_round_and_the_first_of_each_kind_in_a_segment_stand_out() -> 
     steady: Round = (8, 0.03, 0, False)
     missed, exhausted, rejected, slow = (8, 0.03, 3, False), (8, 0.03, 4, False), (8, 0.03, 0, True), (8, 0.4, 0, False)
     rounds = [missed, steady, missed, missed, exhausted, rejected, rejected, steady, slow, steady]
-    assert chosen(rounds) == ["first", "", "missed", "", "missed", "rolled_back", "", "", "slow", ""]
+    assert chosen(rounds) == ["first", "", "missed", "", "missed", "rejected", "", "", "slow", ""]
     later = chosen([steady] * 40 + rounds)[40:]  # another segment, which begins anew
-    assert later == ["missed", "", "", "", "missed", "rolled_back", "", "", "slow", ""]
+    assert later == ["missed", "", "", "", "missed", "rejected", "", "", "slow", ""]
 
 
 def test_slow_is_what_takes_three_times_the_mean_or_a_second() -> None:
@@ -61,7 +61,7 @@ def test_however_bad_a_session_is_few_of_its_rounds_have_spans(rounds: list[Roun
     for (tokens, *_), reason in zip(rounds, reasons, strict=True):
         counts[length // SEGMENT_TOKENS, reason] += 1
         length += tokens
-    most = {"slow": MOST_SLOW, "missed": 4, "rolled_back": 1, "first": 1}
+    most = {"slow": MOST_SLOW, "missed": 4, "rejected": 1, "first": 1}
     assert all(count <= most[reason] for (_, reason), count in counts.items() if reason)
     assert set(chosen(rounds, 0)) == {"asked"}
 

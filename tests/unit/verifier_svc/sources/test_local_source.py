@@ -1,14 +1,24 @@
-"""A draft model inside the verifier: whose nodes a pass expands, and what it is still asked for."""
+"""A draft model or a head inside the verifier: whose nodes a pass expands, when, and what it is still asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable, Hashable
+from types import SimpleNamespace
 from typing import Any
 
 from slipstream.errors import SlipstreamError
-from slipstream.proposers.base import ROOT, OpenedProposer, Proposal, ProposedNode, ProposerContext, any_vocabulary
+from slipstream.proposers.base import (
+    ROOT,
+    HiddenNeed,
+    HiddenRows,
+    OpenedProposer,
+    Proposal,
+    ProposedNode,
+    ProposerContext,
+    any_vocabulary,
+)
 from slipstream.proposers.drafting.step import PASS_NODES
 from slipstream.proposers.registry import METHODS
 from slipstream.v1 import types_pb2
@@ -58,6 +68,28 @@ def new_source(proposer: Guesses, least: float) -> tuple[LocalSource, CandidateS
     return LocalSource(METHODS["model"], opened, sources.context, SameThread(), None), sources  # type: ignore[arg-type]
 
 
+class Rows:
+    """Hidden states of all tokens but the last, which are there once it is committed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def end(self) -> int:
+        return len(self._session.tokens) - 1
+
+    def take(self) -> tuple[HiddenRows, ...]:
+        return ()
+
+
+def new_head(proposer: Guesses) -> tuple[LocalSource, CandidateSources]:
+    sources = CandidateSources(types_pb2.ModelInfo(vocabulary_size=VOCABULARY), 0.02)
+    opened = OpenedProposer(any_vocabulary("eagle"), proposer, HiddenNeed((1,), every_row=True), 8)
+    feed: Any = SimpleNamespace(subscribe=lambda session, need: Rows(session), unsubscribe=lambda *_: None)
+    thread: Any = SameThread()
+    return LocalSource(METHODS["eagle"], opened, sources.context, thread, feed), sources
+
+
 async def drafted(source: LocalSource) -> None:
     """Until nothing is left to draft."""
     running = asyncio.create_task(source.run())
@@ -98,3 +130,48 @@ async def test_a_session_that_a_late_candidate_costs_its_drafter_is_drafted_for_
     before = len(proposer.passes)
     await drafted(source)
     assert len(proposer.closed) == 1 and len(proposer.passes) == before
+
+
+async def test_a_head_proposes_once_a_step_is_held_for_it() -> None:
+    """Beside a pass it would take several times as long, and its candidates would come for a root that is gone."""
+    proposer = Guesses(lambda text: [(ROOT, 7, 0.5)])
+    source, _ = new_head(proposer)
+    session = new_session([1, 2])
+    source.open(session, "eagle")
+    await drafted(source)
+    assert not proposer.passes and source.awaited(session) is not None
+    source.step_held(session)
+    await drafted(source)
+    assert len(proposer.passes) == 1 and session.tree.select_first_children(1).token_ids == (7,)
+    assert source.awaited(session) is None, "it proposes once for each root"
+    committed(source, session, 7)
+    await drafted(source)
+    assert len(proposer.passes) == 1 and source.awaited(session) is not None
+
+
+async def test_a_head_goes_deeper_in_one_call_only_where_a_level_gains_more_than_it_takes() -> None:
+    proposer = Guesses(lambda text: [(ROOT, 7, 0.5)])
+    source, sources = new_head(proposer)
+    least = []
+    for rate, level_s in ((100.0, 0.0), (100.0, 0.001), (100.0, 0.004), (400.0, 0.004)):
+        sources.context.session_rate = rate
+        source._drafting._level_budget._level_s = level_s or None
+        session = new_session([1, 2])
+        source.open(session, "eagle")
+        source.step_held(session)
+        await drafted(source)
+        deeper = proposer.passes[-1][0].deeper
+        assert deeper is not None
+        least.append(math.exp(deeper.least_log_prob))
+    assert [round(each, 3) for each in least] == [1.0, 0.1, 0.4, 1.6], "before one was timed: a single level"
+
+
+async def test_a_head_that_finds_nothing_is_not_waited_for_any_longer() -> None:
+    source, sources = new_head(Guesses(lambda text: []))
+    woken = []
+    sources.on_candidates(lambda: woken.append(1))
+    session = new_session([1, 2])
+    source.open(session, "eagle")
+    source.step_held(session)
+    await drafted(source)
+    assert woken == [1] and source.awaited(session) is None

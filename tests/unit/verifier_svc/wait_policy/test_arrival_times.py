@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier_svc.wait_policy.arrival_times import EDGES, DelayDistribution
+from verifier_svc.wait_policy.arrival_times import EDGES, RENEWED, TRIES, ArrivalTimes, DelayDistribution
 from verifier_svc.wait_policy.wait_policy import SAMPLE_WEIGHT, RunningAverage
 
 TIMES = st.floats(0.0, 2.0)
@@ -98,3 +98,18 @@ def test_a_drafter_with_many_missed_waits_is_expected_again_after_it_answers() -
     for _ in range(500):
         delays.came(0.003)
     assert chance(delays, 0.0, 0.004) > 0.9
+
+
+def test_answers_on_request_are_requested_until_they_are_known_and_again_after_many_rounds_without() -> None:
+    delays = ArrivalTimes.on_request().first
+    for _ in range(TRIES):
+        assert delays.unknown
+        delays.came(0.002)
+    assert not delays.unknown
+    for _ in range(RENEWED):
+        assert not delays.unknown
+        delays.passed_over()
+    assert delays.unknown
+    delays.missed(0.004)
+    assert not delays.unknown
+    assert not ArrivalTimes().first.unknown, "others come by themselves"
