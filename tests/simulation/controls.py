@@ -14,9 +14,10 @@ from gateway.routing.verifier_session import VerifierSession
 from gateway.routing.verifiers import VerifierWorker
 from gateway.routing.worker_watch import WorkerWatch
 from gateway.sessions import run
+from gateway.sessions.entry import SessionEntry
 from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
-from gateway.sessions.registry import SessionEntry, SessionRegistry
+from gateway.sessions.registry import SessionRegistry
 from gateway.sessions.run import SessionRun
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog

@@ -125,6 +125,6 @@ class ArrivalTimes:
 
     @classmethod
     def on_request(cls) -> ArrivalTimes:
-        """Delays of a source that proposes only while a step is held back for it, from the moment at which that began."""
+        """Delays of a source that proposes only while a step is held back for it, from when that began."""
         delays = DelayDistribution(on_request=True)
         return cls(delays, delays, delays)
