@@ -94,7 +94,7 @@ ATTACKS |= {"prompts": prompts, "mixed": mixed}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("4 ") else ()) for name in ATTACKS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith(("4 ", "16 ")) else ()) for name in ATTACKS]
 )
 def test_another_tenant_s_tpot_and_gaps_at_most_double(name: str) -> None:
     text, _, running = seen(name)
@@ -105,7 +105,7 @@ def test_another_tenant_s_tpot_and_gaps_at_most_double(name: str) -> None:
     assert text.longest_gap <= 2.0 * alone().longest_gap
 
 
-@pytest.mark.parametrize("sessions", [1, pytest.param(4, marks=pytest.mark.slow), 16, 64])
+@pytest.mark.parametrize("sessions", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (4, 16)), 64])
 def test_the_tenant_with_the_larger_load_keeps_half_of_its_token_rate(sessions: int) -> None:
     rate = seen(f"{sessions} texts")[1]
     print(f"{sessions}: {attacker_alone(sessions):.0f} -> {rate:.0f} tokens a second")

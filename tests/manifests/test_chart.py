@@ -82,8 +82,8 @@ def test_a_deployment_is_changed_by_values(chart: Path) -> None:
     assert {key for key, each in comparable(documents).items() if each != former[key]} == {("Deployment", "verifier")}
 
 
-def composed(folder: Path, overlay: str, on: Sequence[str] = (), off: str = "") -> Documents:
-    """The overlay, in whose list a component takes the place of what it replaces, with others on top."""
+def composed(folder: Path, overlay: str, on: Sequence[str] = (), off: Sequence[str] = ()) -> Documents:
+    """The overlay, without some components, with others on top; one takes the place of what it replaces in the list."""
     written = K8S / "overlays" / overlay
     text = (written / "kustomization.yaml").read_text()
     up = os.path.relpath(K8S, folder / "below")
@@ -98,7 +98,8 @@ def composed(folder: Path, overlay: str, on: Sequence[str] = (), off: str = "") 
             line = f"  - ../../components/{rival}\n"
             text = text.replace(line, "" if last else line.replace(rival, component))
             above = above if last else [each for each in above if each != component]
-    text = text.replace(f"  - ../../components/{off}\n", "")
+    for component in off:
+        text = text.replace(f"  - ../../components/{component}\n", "")
     (folder / "below" / "kustomization.yaml").write_text(text.replace("../../", f"{up}/"))
     lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", "namespace: slipstream"]
     lines += ["labels: [{pairs: {app.kubernetes.io/part-of: slipstream}, includeTemplates: true}]"]
@@ -138,21 +139,31 @@ def test_a_component_that_is_switched_on_is_what_kustomize_makes_of_it(
     assert expected
 
 
-@pytest.mark.parametrize(
-    ("overlay", "component"),
-    [
-        ("production" if has("production", name) else "standalone", name)
-        for name in SWITCHED
-        if has("standalone", name) or has("production", name)
-    ],
-)
-def test_a_component_that_is_switched_off_is_left_out(
-    chart: Path, tmp_path: Path, overlay: str, component: str
+def switched_off() -> list[Any]:
+    """(overlay, components) that are left out: each alone in the long form, and several at a time in the short one, but
+    for `store-elsewhere`, without which there is a store that other components change."""
+    of = {name: "production" if has("production", name) else "standalone" for name in SWITCHED}
+    names = [name for name in SWITCHED if has(of[name], name)]
+    short = ("store-elsewhere",)
+    alone = [pytest.param(of[name], [name], marks=() if name in short else pytest.mark.slow) for name in names]
+    together = {
+        overlay: [name for name in names if of[name] == overlay and name not in short]
+        for overlay in ("production", "standalone")
+    }
+    # Every other one of a list, so that neighbours are left out without each other.
+    several = [(overlay, named[first::2]) for overlay, named in together.items() for first in (0, 1)]
+    return alone + [case for case in several if case[1]]
+
+
+@pytest.mark.parametrize(("overlay", "components"), switched_off())
+def test_components_that_are_switched_off_are_left_out(
+    chart: Path, tmp_path: Path, overlay: str, components: list[str]
 ) -> None:
-    off = {component: False} | ({"autoscaling": False} if component == "monitoring" else {})
+    monitoring = "monitoring" in components
+    off = dict.fromkeys(components, False) | ({"autoscaling": False} if monitoring else {})
     documents = template(chart, {"overlay": overlay, "components": off})
-    expected = composed(tmp_path, overlay, off=component)
-    kept = [each for each in expected if component != "monitoring" or each["kind"] != "ScaledObject"]
+    expected = composed(tmp_path, overlay, off=components)
+    kept = [each for each in expected if not monitoring or each["kind"] != "ScaledObject"]
     assert unordered(documents) == unordered(kept)
 
 

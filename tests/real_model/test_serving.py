@@ -62,8 +62,9 @@ async def check_drafting(
     assert not different, f"{len(different)} of {len(plain)} texts differ: {different}"
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 async def test_speculation_on_and_off_give_the_same_texts(fleet: Fleet, temperature: float) -> None:
+    """Of greedy texts the short form has the chats of `test_http.py`, each with speculation and without."""
     plain = await plain_texts(fleet.grpc, OWN, FEW, temperature)
     await check_drafting(fleet, OWN, plain, FEW, temperature, at_once=5)
 

@@ -25,7 +25,8 @@ from tests.simulation.controls import ROLLING, RULES, TWO, switched_off, worlds
 from tests.simulation.storm import calm, restarts, storm
 from tests.simulation.world import Report, Size, run
 
-SEEDS = 16
+SEEDS = 14
+"""As many as it takes for each fault to happen."""
 MOST_SEEDS = 40
 """Within which a rule that is switched off must be missed."""
 FAULTS = [
@@ -91,7 +92,7 @@ def test_without_faults_no_recovery_takes_place() -> None:
 
 
 def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) -> None:
-    command = [sys.executable, "-m", "tests.simulation", "--first", "3", "--seeds", "3", "--jobs", "1", "--trace"]
+    command = [sys.executable, "-m", "tests.simulation", "--first", "3", "--seeds", "2", "--jobs", "1", "--trace"]
     output = subprocess.run(
         command,
         env=os.environ | {"PYTHONHASHSEED": "7"},
@@ -100,7 +101,7 @@ def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) ->
         text=True,
         check=False,
     )
-    assert output.stdout.splitlines()[:3] == [f"{each.seed} {each.trace}" for each in reports[3:6]], output.stderr
+    assert output.stdout.splitlines()[:2] == [f"{each.seed} {each.trace}" for each in reports[3:5]], output.stderr
 
 
 def test_no_text_goes_on_with_another_arithmetic_unless_it_is_marked() -> None:

@@ -1,4 +1,4 @@
-"""DFlash block drafters for tests of vLLM's speculator, which no test here trains: random ones."""
+"""DFlash and DSpark block drafters for tests of vLLM's speculators, which no test here trains: random ones."""
 
 from __future__ import annotations
 
@@ -55,6 +55,14 @@ def config_of(width: int = 128, layers: int = 2, **changes: Any) -> dict[str, An
     }
     nested = {"mask_token_id": MASK, "target_layer_ids": [each - 1 for each in LAYERS]}
     return layer | {"architectures": ["DFlashDraftModel"], "block_size": BLOCK, "dflash_config": nested} | changes
+
+
+def save_dspark(folder: Path, rank: int = 16, width: int = 128) -> str:
+    """DFlash's layers with a Markov head of this rank, which adds a bias by the token before to each row's logits."""
+    config = config_of(width, architectures=["Qwen3DSparkModel"], markov_rank=rank, target_layer_ids=[0, 1])
+    noise, shape = torch.Generator().manual_seed(1), (config["vocab_size"], rank)
+    markov = {f"markov_head.markov_w{each}.weight": torch.randn(shape, generator=noise) for each in (1, 2)}
+    return save_dflash(folder, random_tensors(width) | markov, config)
 
 
 def save_dflash(folder: Path, tensors: Tensors, config: dict[str, Any]) -> str:

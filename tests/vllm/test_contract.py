@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import inspect
 import re
 from importlib import metadata
 
@@ -15,6 +17,7 @@ from slipstream.engine.vllm.options import SUPPORTED, check_version
 from slipstream.engine.vllm.scheduling import numbered
 from tests.vllm.contract import installed, moved, of_wheel
 from tests.vllm.decoding import ROOT
+from verifier_svc.execution.vllm.speculator_config import KEYS
 
 NEXT = ROOT / ".cache/vllm-next"
 """Where the wheel of the version after the supported one is read, if it is there."""
@@ -69,6 +72,43 @@ def test_step_messages_of_vllm_have_the_fields_that_the_executor_uses() -> None:
     assert KVCacheBlockCopy._fields == ("src_block_id", "dst_block_id")
     assert CachedRequestData.make_empty().req_ids == []
     assert SamplingParams(temperature=0.0, extra_args={"a": 1}).extra_args == {"a": 1}
+
+
+PROPOSED = (
+    "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
+    "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds",
+)  # fmt: skip
+"""Parameters of a speculator's `propose` that vLLM's runner gives by their place."""
+
+
+def test_a_speculator_gets_what_vllm_s_runner_gives_it() -> None:
+    """But embeddings of images, which a verifier never has. No call has a longest query: it is computed from
+    the batch. Verdicts are observed for adaptive verification alone, which no setting turns on."""
+    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+    signature = [*inspect.signature(BaseSpeculator.propose).parameters][1:]
+    assert tuple(signature[: len(PROPOSED)]) == PROPOSED and "max_query_len" not in signature
+    by_vllm = proposing(installed()("v1/worker/gpu/model_runner.py"))
+    by_us = proposing((ROOT / "verifier_svc/execution/vllm/speculator.py").read_text())
+    assert by_vllm == (len(PROPOSED), {"num_speculative_tokens", "dp_sync_state", "mm_inputs"})
+    assert by_us == (len(PROPOSED), by_vllm[1] - {"mm_inputs"})
+    longest = "max_query_len = input_batch.num_scheduled_tokens.max()"
+    assert longest in installed()("v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py")
+    observing = installed()("v1/worker/gpu/spec_decode/speculator.py").partition("def observe_verification")[2]
+    assert "if self.acceptance_estimator is not None:" in observing.partition("\n    def ")[0]
+    assert "enable_adaptive_verification" not in KEYS
+
+
+def proposing(source: str) -> tuple[int, set[str | None]]:
+    """How many arguments the call of `propose` in a step has by their place, and which by name."""
+    calls = [
+        each
+        for each in ast.walk(ast.parse(source))
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "propose"
+    ]
+    (call,) = [each for each in calls if "dummy_run" not in {given.arg for given in each.keywords}]
+    counts = [2 if isinstance(each, ast.Starred) else 1 for each in call.args]  # `*decided.counts` are two
+    return sum(counts), {each.arg for each in call.keywords}
 
 
 def test_block_0_is_never_given_to_a_request() -> None:

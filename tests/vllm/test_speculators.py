@@ -10,9 +10,10 @@ import pytest
 
 from slipstream.engine.factory import open_engine
 from slipstream.errors import ResourceExhausted
+from slipstream.proposers.eagle_checkpoint import save_head
 from slipstream.speculation.sampling_params import SamplingParams
-from tests.support.dflash_heads import BLOCK, config_of, random_tensors, save_dflash
-from tests.support.eagle_heads import save_easy_target
+from tests.support.dflash_heads import BLOCK, config_of, random_tensors, save_dflash, save_dspark
+from tests.support.eagle_heads import knowing_head, save_easy_target
 from tests.support.fleet import drafter, gateway
 from tests.support.loopback_addresses import ANY
 from tests.support.mtp_targets import EASY, save_mtp_target
@@ -126,25 +127,32 @@ def test_a_head_that_does_not_draft_still_reads(served: Served) -> None:
     assert decoded.token_ids == served.plain[case] and decoded.accepted > 0.6 * decoded.drafted > 0
 
 
-@pytest.mark.parametrize("method", ["mtp", "dflash"])
-def test_texts_with_mtp_and_block_drafters(method: str, tmp_path: Path) -> None:
-    """The MTP layer is made for its target and often right; the block drafter is random."""
+@pytest.mark.parametrize("method", ["eagle", "mtp", "dflash", "dspark"])
+def test_texts_with_other_methods(method: str, tmp_path: Path) -> None:
+    """The EAGLE 1 head and the MTP layer are made for their target and often right; the block drafters are random."""
     if method == "mtp":
         target, plain = save_mtp_target(tmp_path)
         speculator = setting("mtp")
     else:
         target = plain = str(save_easy_target(tmp_path / "target", **EASY))
-        head = save_dflash(tmp_path / "head", random_tensors(), config_of())
-        speculator = setting("dflash", head, BLOCK - 1)
+        speculator = block_or_eagle(method, target, tmp_path / "head")
     expected = texts(decode(embedded(plain), CASES))
     executor = open_executor(model=target, vllm_speculator=speculator, kv_tokens=1536)
     try:
         decoded = speculate(executor, CASES, seed=3, skipped=0.2)
         assert texts(decoded) == expected
         drafted, accepted = (sum(getattr(each, name) for each in decoded.values()) for name in ("drafted", "accepted"))
-        assert drafted > TOKENS and accepted > (0.5 if method == "mtp" else 0.0) * drafted
+        assert drafted > TOKENS and accepted > (0.5 if method in ("eagle", "mtp") else 0.0) * drafted, accepted
     finally:
         executor.close()
+
+
+def block_or_eagle(method: str, target: str, head: Path) -> str:
+    if method == "eagle":
+        save_head(knowing_head(target, ()), head, target)
+        return setting("eagle", str(head))
+    saved = save_dspark(head) if method == "dspark" else save_dflash(head, random_tensors(), config_of())
+    return setting(method, saved, BLOCK - 1)
 
 
 async def test_a_head_is_merged_with_lookups_and_drafters(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def test_one_session_needs_one_drafter_however_many_there_are(before: int) -> No
     assert drafters(1, before) == 1
 
 
-@pytest.mark.parametrize(("sessions", "least", "most"), [(16, 1, 1), (64, 2, 2), (96, 3, 4)])
+@pytest.mark.parametrize(
+    ("sessions", "least", "most"), [(16, 1, 1), pytest.param(64, 2, 2, marks=pytest.mark.slow), (96, 3, 4)]
+)
 def test_more_sessions_need_more_drafters_whatever_there_was_before(sessions: int, least: int, most: int) -> None:
     ends = {drafters(sessions, before) for before in (1, 5)}
     assert least <= min(ends) <= max(ends) <= most

@@ -19,10 +19,12 @@ from slipstream.engine.kernels.compiled import find_kernels
 from slipstream.engine.models.older_attention import OLDER
 from tests.support.deep_checkpoints import DEEP, VOCABULARY, largest_activations, save_deep
 from tests.support.greedy_text import greedy
-from tests.support.outlier_channels import FACTOR, STREAMS
+from tests.support.outlier_channels import FACTOR
 from verifier_svc.execution.embedded import EmbeddedExecutor
 
 SHORT = ("llama3_rope", "qwen2", "gemma3_tied", "gpt_oss", "bloom", "gpt_neo")
+IN_FLOAT32 = ("qwen2", "gemma3_tied")
+"""Whose candidates, pieces and batches the short form has in that type, and those of the others in their own."""
 DTYPES = ("auto", "float32")
 LENGTH, PROMPT, GREEDY = 16, 48, 20
 """Tokens of each text, of its prompt, and of greedy texts."""
@@ -31,12 +33,12 @@ NEAR = 2e-3
 NAMES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in DEEP]
 CASES = [
     pytest.param(
-        name, dtype, marks=() if name in SHORT and (name not in STREAMS or dtype == "auto") else pytest.mark.slow
+        name, dtype, marks=() if name in SHORT and (dtype == "float32") == (name in IN_FLOAT32) else pytest.mark.slow
     )
     for name in DEEP
     for dtype in DTYPES
 ]
-"""Of older families the short form has the checkpoint's own type alone."""
+"""The short form has each family, and each type, once or more."""
 
 Folder = Callable[[str], Path]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ SHAPES = [(2, 3, 64, 64), (1, 1, 16, 16), (3, 2, 48, 80), (1, 24, 128, 128), (2,
 BLOCK = 16
 
 
-@pytest.fixture(params=["AVX2", "AVX-512", "AVX512-BF16"])
+INSTRUCTIONS = ("AVX2", "AVX-512", "AVX512-BF16")
+
+
+@pytest.fixture(params=INSTRUCTIONS)
 def wide(request: pytest.FixtureRequest, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     found = kernels(compiled, request.param != "AVX2", request.param == "AVX512-BF16")
     monkeypatch.setattr(attention, "find_kernels", lambda: found)
@@ -52,22 +56,30 @@ def path(segment: Segment, row: int) -> list[int]:
     return [*range(base + pending), *reversed(nodes)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("window", "softcap", "sinking"),
-    [(None, None, False), (7, 2.0, False), (150, None, True)],
-    ids=["plain", "soft-capped", "with sinks"],
-)
+MASKS: dict[str, tuple[int | None, float | None, bool]] = {
+    "plain": (None, None, False),
+    "soft-capped": (7, 2.0, False),
+    "with sinks": (150, None, True),
+}
+"""Window, soft cap, and whether there are sinks."""
+
+
+def in_turn() -> list[Any]:
+    """(instructions, shape, type, mask): each pair of two of them is in the short form, the whole product in the long
+    one."""
+    ways = product(enumerate(INSTRUCTIONS), enumerate(SHAPES), enumerate(TOLERANCE), enumerate(MASKS))
+    return [
+        pytest.param(wide, shape, dtype, mask, marks=() if (a + b + c + d) % 3 == 0 else pytest.mark.slow)
+        for (a, wide), (b, shape), (c, dtype), (d, mask) in ways
+    ]
+
+
+@pytest.mark.parametrize(("wide", "shape", "dtype", "mask"), in_turn(), indirect=["wide"])
 @torch.inference_mode()
 def test_attention_is_that_of_double_precision(
-    shape: tuple[int, int, int, int],
-    window: int | None,
-    softcap: float | None,
-    sinking: bool,
-    dtype: torch.dtype,
-    wide: bool,
+    shape: tuple[int, int, int, int], dtype: torch.dtype, mask: str, wide: bool
 ) -> None:
+    window, softcap, sinking = MASKS[mask]
     heads, group, key_dim, value_dim = shape
     chance = torch.Generator().manual_seed(group)
     tree = [random.Random(node).randrange(-1, node) for node in range(MOST_NODES if window is None else 40)]

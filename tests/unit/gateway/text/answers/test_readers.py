@@ -392,18 +392,17 @@ def test_each_character_is_read_a_bounded_number_of_times(name: str, size: int) 
 def test_the_time_to_parse_an_answer_is_linear_in_its_length(name: str) -> None:
     """What is quadratic takes sixteen times as long for four times the text."""
     format, text = ENDLESS[name]
-    assert _seconds(format, text) < 12 * _seconds(format, text[: LONG // 4]) + 0.05
+    quarter = _seconds(format, text[: LONG // 4])
+    # Again only where something else held up the first try.
+    assert any(_seconds(format, text) < 12 * quarter + 0.05 for _ in range(2))
 
 
 def _seconds(format: str, text: str) -> float:
-    best = float("inf")
-    for _ in range(2):
-        reader, began = FORMATS[format].reader(), time.process_time()
-        for at in range(0, len(text), 16):
-            reader.push(text[at : at + 16])
-        reader.finish()
-        best = min(best, time.process_time() - began)
-    return best
+    reader, began = FORMATS[format].reader(), time.process_time()
+    for at in range(0, len(text), 16):
+        reader.push(text[at : at + 16])
+    reader.finish()
+    return time.process_time() - began
 
 
 def test_a_call_begins_with_its_name_and_before_its_arguments_are_known() -> None:
