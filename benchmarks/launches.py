@@ -3,9 +3,10 @@
 usage: python -m benchmarks.launches     (fails if a step exceeds its budget)
 
 Passes of the shipped target (sessions x tokens, after 256 tokens of context), calls of the shipped draft model's
-proposer for 8 sessions, what they take beside the passes where vLLM computes those, one level's ranking of these, sampling steps of vLLM's workers,
-and the sampling of one draft token of vLLM's own speculator behind such a step, which a captured graph holds. Steps: 2
-requests of 3 candidates, 32,000 tokens in the vocabulary, bf16 logits; with more requests there are as many launches.
+proposer for 8 sessions, what they take beside the passes where vLLM computes those, one level's ranking of these,
+sampling steps of vLLM's workers, and the sampling of one draft token of vLLM's own speculator behind such a step, which
+a captured graph holds. Steps, and the level that is ranked: 2 requests of 3 candidates, 32,000 tokens in the
+vocabulary, bf16 logits; with more requests there are as many launches.
 Everything runs on a `benchmarks.virtual_gpu.VirtualGPU`, where an operator of torch is one launch. Waits are the places
 where the host stops until the device has done all that it was given: every copy to the host is one, so a call that
 returns tokens waits at least once; what a sampling step decides is copied by the caller. Bytes are those that launches
@@ -314,7 +315,10 @@ def row(name: str, work: Work, logits: int | None) -> Row:
 
 def main() -> None:
     gpu = VirtualGPU()
-    computed, sampled = passes(gpu) | proposals(gpu) | chains(gpu) | draft_tokens(gpu), rankings(gpu) | sampling_steps(gpu)
+    computed, sampled = (
+        passes(gpu) | proposals(gpu) | chains(gpu) | draft_tokens(gpu),
+        rankings(gpu) | sampling_steps(gpu),
+    )
     rows = [row(name, work, None) for name, work in computed.items()]
     rows += [row(name, work, logits_bytes()) for name, work in sampled.items()]
     write("launches", "python -m benchmarks.launches", rows)

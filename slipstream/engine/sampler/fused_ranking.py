@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.engine.devices import upload
 from slipstream.engine.kernels.triton_launch import launch
 from slipstream.engine.sampler import fused
-from slipstream.engine.sampler.logits_processor import CUTS, cuts_of
+from slipstream.engine.sampler.logits_processor import CUTS, NO_CUTS, cuts_of
 from slipstream.speculation import noise
 from slipstream.speculation.noise import Purpose
 from slipstream.speculation.sampling_params import SamplingParams
@@ -25,12 +25,17 @@ SHORT = 256
 """Tokens that noise may bring to the front, as in `coupled_sampling.rank`."""
 BLOCK, GROUP, CHUNK, CAPACITY, WAYS, PAIRS = 4096, 32, 256, 8192, 64, 16
 
+UNFUSED = tuple(name for name in CUTS.names or () if name not in (fused.SETTINGS.names or ()))
+"""Cuts that the kernels do not know."""
+
 
 def ranks(logits: Tensor, samplings: Sequence[SamplingParams], count: int) -> bool:
     """Whether these are for kernels of Triton. top-p among more tokens of a top-k than a shortlist holds is not."""
     size = logits.shape[-1]
+    cuts = np.array([cuts_of(each) for each in samplings], CUTS)
+    unknown = any((cuts[name] != NO_CUTS[name]).any() for name in UNFUSED)
     wide = any(SHORT < each.top_k < size and each.top_p < 1.0 and not each.greedy for each in samplings)
-    return fused.fuses(logits) and count <= min(SHORT, size) and not wide
+    return fused.fuses(logits) and count <= min(SHORT, size) and not (wide or unknown)
 
 
 def rank(
@@ -58,9 +63,7 @@ def rank(
     row_broken, found, lengths = room(3, rows)
     row_floats, stride = room(rows, 3, dtype=torch.float32), logits.stride(0)
     blocks = {"BLOCK": BLOCK, "GROUP": GROUP}
-    launch(
-        fused_sampling.survey, (rows, parts), read, maxima, best, winners, broken, size, stride, parts, **blocks
-    )  # fmt: skip
+    launch(fused_sampling.survey, (rows, parts), read, maxima, best, winners, broken, size, stride, parts, **blocks)
     launch(
         fused_sampling.prepare, (rows,), *read[1:3], maxima, broken, row_broken, row_floats, found, size, parts, groups,
         GROUP=GROUP, **powers,
