@@ -3,9 +3,10 @@
 usage: python -m benchmarks.launches     (fails if a step exceeds its budget)
 
 Passes of the shipped target (sessions x tokens, after 256 tokens of context), calls of the shipped draft model's
-proposer for 8 sessions, what they take beside the passes where vLLM computes those, sampling steps of vLLM's workers,
-and the sampling of one draft token of vLLM's own speculator behind such a step, which a captured graph holds. Steps: 2
-requests of 3 candidates, 32,000 tokens in the vocabulary, bf16 logits; with more requests there are as many launches.
+proposer for 8 sessions, what they take beside the passes where vLLM computes those, one level's ranking of these,
+sampling steps of vLLM's workers, and the sampling of one draft token of vLLM's own speculator behind such a step, which
+a captured graph holds. Steps, and the level that is ranked: 2 requests of 3 candidates, 32,000 tokens in the
+vocabulary, bf16 logits; with more requests there are as many launches.
 Everything runs on a `benchmarks.virtual_gpu.VirtualGPU`, where an operator of torch is one launch. Waits are the places
 where the host stops until the device has done all that it was given: every copy to the host is one, so a call that
 returns tokens waits at least once; what a sampling step decides is copied by the caller. Bytes are those that launches
@@ -35,11 +36,13 @@ from slipstream.engine.models.attention_layers import probe_layers
 from slipstream.engine.models.checkpoint import describe_checkpoint, load_checkpoint
 from slipstream.engine.models.forward_trial import lean_decoder
 from slipstream.engine.models.packed_library import unpacked
+from slipstream.engine.sampler.logits_processor import SampledRow
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.torch_engine import TorchEngine
 from slipstream.proposers.base import ROOT, DeeperLevels, Proposal, ProposerContext
 from slipstream.proposers.chain_model import ChainProposer
 from slipstream.proposers.draft_model import ModelProposer
+from slipstream.proposers.node_choice import NodeChooser
 from slipstream.speculation.sampling_params import SamplingParams
 from verifier_svc.execution.vllm.draft_sampler import DraftSampler
 from verifier_svc.execution.vllm.messages import SessionParameters, StepMasks
@@ -91,12 +94,15 @@ BUDGETS = {
     "propose, T, levels: 4": Budget(560, 36, 4),
     "propose, top-p, levels: 1": Budget(190, 11, 1),
     "propose, top-p, levels: 4": Budget(760, 44, 4),
-    "chain, greedy, levels: 1": Budget(35, 1, 1),
-    "chain, greedy, levels: 4": Budget(140, 4, 1),
-    "chain, T, levels: 1": Budget(70, 3, 1),
-    "chain, T, levels: 4": Budget(280, 12, 1),
-    "chain, top-p, levels: 1": Budget(120, 5, 1),
-    "chain, top-p, levels: 4": Budget(480, 20, 1),
+    "chain, greedy, levels: 1": Budget(12, 1, 1),
+    "chain, greedy, levels: 4": Budget(48, 4, 1),
+    "chain, T, levels: 1": Budget(12, 1, 1),
+    "chain, T, levels: 4": Budget(48, 4, 1),
+    "chain, top-p, levels: 1": Budget(12, 1, 1),
+    "chain, top-p, levels: 4": Budget(48, 4, 1),
+    "ranking, greedy": Budget(12, 1, 0, 3),
+    "ranking, T": Budget(12, 1, 0, 3),
+    "ranking, top-p": Budget(12, 1, 0, 3),
     "sampling, greedy": Budget(12, 2, 0, 3),
     "sampling, T": Budget(12, 2, 0, 3),
     "sampling, top-p": Budget(12, 2, 0, 3),
@@ -208,6 +214,22 @@ def chains(gpu: VirtualGPU) -> dict[str, Work]:
     return found
 
 
+def rankings(gpu: VirtualGPU) -> dict[str, Work]:
+    """One level of a chain: what its logits cost, which are as many and as large as a sampling step's."""
+    found = {}
+    for name in PROPOSED:
+        with gpu:
+            contexts = [_context(f"{at}", 100, name, 1) for at in range(REQUESTS * (CANDIDATES + 1))]
+            drawn = torch.randn(len(contexts), VOCABULARY, generator=torch.Generator().manual_seed(0))
+            logits = Remote((4 * drawn).bfloat16())
+            chooser = NodeChooser(width=4, proposal_tokens=32)
+            sampled = [SampledRow(each.sampling) for each in contexts]
+            gpu.take()
+            chooser.rank_raw(contexts, [100] * len(contexts), logits, sampled)
+            found[f"ranking, {name}"] = gpu.take()
+    return found
+
+
 def _context(handle: str, length: int, name: str, levels: int) -> ProposerContext:
     return ProposerContext(
         handle=handle,
@@ -293,7 +315,10 @@ def row(name: str, work: Work, logits: int | None) -> Row:
 
 def main() -> None:
     gpu = VirtualGPU()
-    computed, sampled = passes(gpu) | proposals(gpu) | chains(gpu) | draft_tokens(gpu), sampling_steps(gpu)
+    computed, sampled = (
+        passes(gpu) | proposals(gpu) | chains(gpu) | draft_tokens(gpu),
+        rankings(gpu) | sampling_steps(gpu),
+    )
     rows = [row(name, work, None) for name, work in computed.items()]
     rows += [row(name, work, logits_bytes()) for name, work in sampled.items()]
     write("launches", "python -m benchmarks.launches", rows)

@@ -170,7 +170,7 @@ class ChainProposer:
         sampled = [logits_processor.SampledRow(context.sampling.below(width)) for context in contexts]
         depths = [len(chain.segment.nodes) + len(chain.rows) for chain in level]
         positions = [context.length + depth for context, depth in zip(contexts, depths, strict=True)]
-        return self._chooser.rank(contexts, positions, logits_processor.process(rows, sampled))
+        return self._chooser.rank_raw(contexts, positions, rows, sampled)
 
     def _finish(self, chain: _Chain, tables: list[_Table], answers: list[Proposal | SlipstreamError]) -> None:
         """Keeps the KV of what is committed, notes what stands behind it, and adds the nodes to the answer."""

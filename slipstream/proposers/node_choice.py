@@ -11,7 +11,7 @@ from operator import attrgetter
 import torch
 
 from slipstream.engine.devices import download, upload
-from slipstream.engine.sampler import coupled_sampling, draft_draws, logits_processor
+from slipstream.engine.sampler import coupled_sampling, draft_draws, fused_ranking, logits_processor
 from slipstream.engine.sampler.token_history import TokenHistory
 from slipstream.errors import Internal, SlipstreamError
 from slipstream.proposers.base import Proposal, ProposedNode, ProposerContext
@@ -99,6 +99,20 @@ class NodeChooser:
         samplings = [context.sampling for context in contexts]
         greedy, seeds = [sampling.greedy for sampling in samplings], [sampling.seed for sampling in samplings]
         return coupled_sampling.rank(processed, greedy, seeds, positions, self._width, self._sharpness)
+
+    def rank_raw(
+        self,
+        contexts: Sequence[ProposerContext],
+        positions: list[int],
+        rows: torch.Tensor,
+        sampled: Sequence[logits_processor.SampledRow],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`rank` of rows that are not processed yet: on GPUs by fused kernels, where these do what the rows ask for."""
+        samplings = [row.sampling for row in sampled]
+        if not fused_ranking.ranks(rows, samplings, self._width):
+            return self.rank(contexts, positions, logits_processor.process(rows, sampled))
+        adjusted = logits_processor.adjust(rows, sampled)
+        return fused_ranking.rank(adjusted, samplings, positions, self._width, self._sharpness)
 
     def _drawn(self, places: list[Place], processed: torch.Tensor) -> list[list[ProposedNode]]:
         """For the rule `rejection`: tokens really drawn from the sparse q that is sent along, siblings without

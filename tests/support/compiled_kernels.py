@@ -30,6 +30,22 @@ KERNELS: dict[str, tuple[tuple[Any, ...], dict[str, int]]] = {
     ),
     "count": (("*i64", "*i32", "*fp32", "*i32", "i32", "i32"), {}),
 }
+CANDIDATES = ("*i32", "*fp32", "*i32", "*fp32", "*i32")
+LISTED = ("*fp32", "*i32", "*i32")
+RANKING: dict[str, tuple[tuple[Any, ...], dict[str, int]]] = {
+    "gather": (
+        (READ, "*fp32", *CANDIDATES, "*i64", "fp32", "i32", "i32", "i32"),
+        {"BLOCK": 4096, "GROUP": 32, "CAPACITY": 8192},
+    ),
+    "shortlist": (
+        (READ, *CANDIDATES, *LISTED, "i32", "i32"),
+        {"CAPACITY": 8192, "CHUNK": 256, "WAYS": 64, "SHORT": 256},
+    ),
+    "finish": (
+        ("*i64", "*fp64", "*fp32", "*i64", *LISTED, "*i64", "*fp32", "fp32", "i32", "i32"),
+        {"PARTS": 64, "SHORT": 256, "PAIRS": 16},
+    ),
+}
 
 
 def main(capability: int) -> None:
@@ -38,10 +54,10 @@ def main(capability: int) -> None:
     from triton.compiler import ASTSource
 
     torch.cuda.is_available = lambda: True
-    from slipstream.engine.kernels import fused_sampling
+    from slipstream.engine.kernels import fused_ranking, fused_sampling
 
-    for name, (types, constants) in KERNELS.items():
-        kernel = getattr(fused_sampling, name)
+    for name, (types, constants) in (KERNELS | RANKING).items():
+        kernel = getattr(fused_ranking if name in RANKING else fused_sampling, name)
         variable = [each for each in kernel.arg_names if each not in constants]
         signature = dict(zip(variable, types, strict=True)) | dict.fromkeys(constants, "constexpr")
         places = {(kernel.arg_names.index(each),): value for each, value in constants.items()}

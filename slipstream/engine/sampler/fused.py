@@ -131,7 +131,7 @@ def decide(
     read = (logits, settings, settings.view(torch.float64), bits, candidates, *tables)
     parts, groups = -(-size // BLOCK), -(-size // BLOCK) * (BLOCK // GROUP)
     blocks: dict[str, Any] = {"BLOCK": BLOCK, "GROUP": GROUP}
-    powers = {"GROUPS": _power(groups), "PARTS": _power(parts)}
+    powers = {"GROUPS": power(groups), "PARTS": power(parts)}
 
     def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -187,6 +187,6 @@ def warm_up(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     count(Adjusted(counts, counts, counts, touched, touched), none, decided.tokens)
 
 
-def _power(number: int) -> int:
+def power(number: int) -> int:
     """The next power of 2."""
     return 1 << (number - 1).bit_length()

@@ -51,10 +51,15 @@ def process(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """
     samplings = [row.sampling for row in rows]
     if all(each.greedy for each in samplings):
-        return _adjust(_allow(logits, rows), rows)
+        return adjust(logits, rows)
     temperatures = np.array([1.0 if each.greedy else each.temperature for each in samplings], np.float32)
     cuts = np.array([cuts_of(each) for each in samplings], CUTS)
-    return sharpen(_adjust(_allow(logits, rows), rows), temperatures, cuts)
+    return sharpen(adjust(logits, rows), temperatures, cuts)
+
+
+def adjust(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
+    """Masks, penalties and bias, as `process` applies them before all else."""
+    return _adjust(_allow(logits, rows), rows)
 
 
 CUTS = np.dtype([("top_k", np.int64), ("top_p", np.float64), ("floor", np.float32)])

@@ -21,6 +21,7 @@ from slipstream.engine.engine import HiddenRequest, ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
 from slipstream.engine.kvcache.kv_cache import KVCache, Moves
 from slipstream.engine.model_info import DIGITS, ModelInfo
+from slipstream.engine.sampler import fused_ranking
 from slipstream.engine.segment import KVSequence, Segment
 from slipstream.engine.vllm import options
 from slipstream.engine.vllm.options import FIXED, VLLMModel, VLLMRole
@@ -89,6 +90,11 @@ class VLLMEngine:
         self._numbers = count()
         self._enqueued = 0
         """Passes since the host waited for the device."""
+
+    def warm_up(self) -> None:
+        """Compiles the kernels that rank tokens on a GPU."""
+        if self._runner.device.type != "cpu":
+            fused_ranking.warm_up(self.model.vocabulary_size, self._runner.device)
 
     def close(self) -> None:
         self._core.shutdown()
@@ -237,7 +243,9 @@ def open_vllm_engine(given: DraftOptions) -> VLLMEngine:
         raise
     except Exception as error:
         raise options.refusal(DRAFTER, f"{type(error).__name__}: {error}") from error
-    return VLLMEngine(length, info, core)
+    engine = VLLMEngine(length, info, core)
+    engine.warm_up()
+    return engine
 
 
 def _open_core(model: VLLMModel, words: Sequence[str], kv_tokens: int) -> Any:

@@ -11,7 +11,7 @@ from benchmarks import launches
 from benchmarks.virtual_gpu import VirtualGPU
 from slipstream.engine import devices
 from slipstream.engine.models import linear
-from slipstream.engine.sampler import fused
+from slipstream.engine.sampler import fused, fused_ranking
 from slipstream.proposers import node_choice
 
 
@@ -49,6 +49,35 @@ def test_a_chain_whose_tokens_are_read_between_two_levels_exceeds_its_budget(mon
     assert any("chain, T, levels: 4: to_host 4 > 1" in each for each in over)
 
 
+def test_a_level_of_a_chain_stays_within_its_budget_and_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "VOCABULARY", 16_384)  # of a smaller one the shortlists are a part
+    found = launches.rankings(VirtualGPU())
+    assert len(found) == 3 and not launches.exceeded(found)
+
+
+@pytest.mark.usefixtures("small_vocabulary")
+def test_without_kernels_each_level_of_a_chain_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_ranking, "ranks", lambda logits, samplings, count: False)
+    over = launches.exceeded(launches.rankings(VirtualGPU()) | launches.chains(VirtualGPU()))
+    for what in ("launches", "multiple"):
+        assert sum(f"ranking, {each}: {what} " in line for each in launches.PROPOSED for line in over) == 3
+    assert sum("chain" in each and ": launches " in each for each in over) == 6
+
+
+@pytest.mark.usefixtures("small_vocabulary")
+def test_a_level_whose_tokens_are_read_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fused_ranking.rank
+
+    def reading(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ranked = whole(*given)
+        assert ranked[0].tolist()
+        return ranked
+
+    monkeypatch.setattr(fused_ranking, "rank", reading)
+    over = launches.exceeded(launches.rankings(VirtualGPU()))
+    assert sum("to_host 1 > 0" in each for each in over) == 3
+
+
 def test_sampling_steps_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "VOCABULARY", 8192)  # of a smaller one the candidates' tables are a part
     found = launches.sampling_steps(VirtualGPU())
@@ -79,6 +108,7 @@ def test_a_draft_token_that_is_read_back_exceeds_its_budget(monkeypatch: pytest.
 
 def test_every_step_has_a_budget() -> None:
     kinds = len(launches.PASSES) + 2 * len(launches.PROPOSED) * len(launches.LEVELS) + len(launches.SAMPLINGS) + 2
+    kinds += len(launches.PROPOSED)
     assert len(launches.BUDGETS) == kinds
 
 
