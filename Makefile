@@ -15,7 +15,7 @@ export GRPC_VERBOSITY := ERROR
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled sanitize test-install test-vllm test-gpu test-cluster test-all real-model test-real test-clients isolation fuzz chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled sanitize test-install test-vllm test-gpu keda test-cluster test-all real-model test-real test-clients isolation fuzz chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -110,6 +110,9 @@ test-gpu: setup ## The embedded engine on a GPU (on a machine with CUDA)
 # KUBEBUILDER_ASSETS=FOLDER: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, otelcol and jaeger. As root, with
 # kubectl, npm, iproute2, util-linux, prometheus and a Valkey or Redis; what is missing is named, and fails it.
 # SHORT=1: accepted, ready, applied twice and installed twice, without rollouts and lost nodes.
+keda: ## KEDA's operator and adapter for test-cluster, built into KUBEBUILDER_ASSETS (Go; some 15 minutes)
+	sh tools/keda $(KUBEBUILDER_ASSETS)
+
 test-cluster: setup ## The manifests on a real Kubernetes control plane, pods as processes (KUBEBUILDER_ASSETS=FOLDER)
 	$(BIN)/python -m tests.cluster $(if $(SHORT),-m "not slow")
 

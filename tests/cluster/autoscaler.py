@@ -2,7 +2,7 @@
 
 The HPAs are real, and so is the controller that reads them. It asks the API server for `external.metrics.k8s.io`, which
 passes the question on to this process (an APIService with a Service that is only a name). KEDA's own operator does the
-same with more kinds of triggers.
+same with more kinds of triggers, and from zero on: `tests.cluster.keda`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,25 +46,46 @@ ROLES = ("gateway", "verifier", "drafter")
 def autoscaling(cluster: Cluster) -> Iterator[None]:
     """Scales what ScaledObjects of the cluster name, as long as it lasts."""
     with ExitStack() as stack:
-        stack.enter_context(_prometheus(cluster))
+        stack.enter_context(prometheus(cluster))
         server = ThreadingHTTPServer(("127.0.0.1", METRICS_PORT), _handler(cluster))
         server.socket = _certificate(cluster.folder).wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         stack.callback(server.server_close)
         stack.callback(server.shutdown)
-        _apply(cluster, *_way_to(METRICS_PORT))
-        # An API without a server keeps every namespace from being deleted.
-        stack.callback(cluster.kubectl, "delete", "apiservice", ".".join(reversed(GROUP.split("/"))))
-        over = threading.Event()
-        follower = threading.Thread(target=_follow, args=(cluster, over), daemon=True)
-        follower.start()
-        stack.callback(follower.join)
-        stack.callback(over.set)
+        stack.enter_context(external_metrics(cluster))
+        stack.enter_context(_repeated(_make_hpas, cluster))
         yield
 
 
 @contextmanager
-def _prometheus(cluster: Cluster) -> Iterator[None]:
+def external_metrics(cluster: Cluster) -> Iterator[None]:
+    """The API server passes questions about external metrics on to METRICS_PORT of this machine."""
+    _apply(cluster, *_way_to(METRICS_PORT))
+    try:
+        yield
+    finally:  # an API without a server keeps every namespace from being deleted
+        cluster.kubectl("delete", "apiservice", ".".join(reversed(GROUP.split("/"))))
+
+
+@contextmanager
+def _repeated(work: Callable[[Cluster], None], cluster: Cluster) -> Iterator[None]:
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(ASKED_S):
+            work(cluster)
+
+    follower = threading.Thread(target=repeat, daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        over.set()
+        follower.join()
+
+
+@contextmanager
+def prometheus(cluster: Cluster) -> Iterator[None]:
     config = cluster.folder / "prometheus.yaml"
     config.write_text(CONFIG.format(rules=ROOT / "deploy" / "prometheus", targets=cluster.folder / TARGETS))
     words = [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={cluster.folder / 'metrics'}"]
@@ -72,7 +93,8 @@ def _prometheus(cluster: Cluster) -> Iterator[None]:
         process = subprocess.Popen([*words, "--web.listen-address=127.0.0.1:9090"], stdout=log, stderr=log)
     try:
         wait(lambda: _answers(f"{PROMETHEUS}/-/ready"), f"Prometheus is ready ({config.parent})", START_S * PATIENCE)
-        yield
+        with _repeated(_write_targets, cluster):
+            yield
     finally:
         process.kill()
         process.wait()
@@ -137,16 +159,18 @@ def _targets(cluster: Cluster) -> list[Object]:
     return found
 
 
-def _follow(cluster: Cluster, over: threading.Event) -> None:
-    while not over.wait(ASKED_S):
-        part = cluster.folder / f"{TARGETS}.part"
-        part.write_text(json.dumps(_targets(cluster)))
-        part.rename(cluster.folder / TARGETS)  # Prometheus reads it whole
-        if found := cluster.api.items("/apis/keda.sh/v1alpha1/scaledobjects"):
-            _apply(cluster, *map(_hpa, found))
+def _write_targets(cluster: Cluster) -> None:
+    part = cluster.folder / f"{TARGETS}.part"
+    part.write_text(json.dumps(_targets(cluster)))
+    part.rename(cluster.folder / TARGETS)  # Prometheus reads it whole
 
 
-def _hpa(scaled: Object) -> Object:
+def _make_hpas(cluster: Cluster) -> None:
+    if found := cluster.api.items("/apis/keda.sh/v1alpha1/scaledobjects"):
+        _apply(cluster, *map(hpa_of, found))
+
+
+def hpa_of(scaled: Object) -> Object:
     spec, name = scaled["spec"], scaled["metadata"]["name"]
     selector = {"matchLabels": {"scaledobject.keda.sh/name": name}}
     metrics = [
