@@ -62,25 +62,6 @@ class Outcome:
     def tokens_per_round(self) -> float:
         return sum(s.tokens for s in self.sessions) / max(1, sum(s.rounds for s in self.sessions))
 
-    def joined(self, later: Outcome) -> Outcome:
-        """Both windows as one."""
-        seconds = self.seconds + later.seconds
-
-        def average(earlier: float, after: float) -> float:
-            return (earlier * self.seconds + after * later.seconds) / seconds
-
-        return Outcome(
-            seconds,
-            self.sessions + later.sessions,
-            self.tokens + later.tokens,
-            self.steps + later.steps,
-            self.computed + later.computed,
-            average(self.inside, later.inside),
-            average(self.verifiers_busy, later.verifiers_busy),
-            average(self.drafters_busy, later.drafters_busy),
-            average(self.drafters_needed, later.drafters_needed),
-        )
-
     def ttft_s(self, share: float) -> float:
         return _quantile([s.ttft_s for s in self.sessions], share)
 

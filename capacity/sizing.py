@@ -66,8 +66,6 @@ TRIES = 5
 WARM, COUNTED, LEAST = 15, 180, 60
 """Requests that are simulated: to each verifier before latencies are taken; to a cell, and to each verifier, while they
 are."""
-CLEAR = 0.85
-"""A cell whose latencies at p95 are within this share of the SLO half-way is not simulated any further."""
 OVERLOAD = "verifier"
 """More traffic than its passes or its KV can hold, whatever latency is allowed."""
 
@@ -126,14 +124,9 @@ def missed(seen: CellState | Outcome, scenario: Scenario) -> str:
     return "TTFT" if seen.ttft_s(0.95) > scenario.slo.ttft_p95_s else ""
 
 
-def clearly_within(seen: Outcome, scenario: Scenario) -> bool:
-    slo = scenario.slo
-    return seen.tpot_s(0.95) <= CLEAR * slo.tpot_p95_s and seen.ttft_s(0.95) <= CLEAR * slo.ttft_p95_s
-
-
 def simulate(mode: Mode, scenario: Scenario, rate: float, inside: float) -> Outcome:
     """A cell with `rate` requests a second to each verifier, step by step, from the `inside` sessions on that each has
-    in the long run; half as long where that half is `clearly_within` the SLO."""
+    in the long run."""
     seconds = max(COUNTED / mode.cell.verifiers, LEAST) / rate
     seed = scenario.traffic.typical_seed(rate * mode.cell.verifiers, WARM / rate + seconds)
     crowd = scenario.traffic.output.rest(np.random.default_rng(seed), round(inside * mode.cell.verifiers))
@@ -141,10 +134,7 @@ def simulate(mode: Mode, scenario: Scenario, rate: float, inside: float) -> Outc
         simulation.open_crowd(map(int, crowd))
         simulation.open_arrivals(scenario.traffic.poisson(rate * mode.cell.verifiers, seed))
         simulation.observe(WARM / rate)
-        half = simulation.observe(simulation.now + 0.5 * seconds)
-        if clearly_within(half, scenario):
-            return half
-        return half.joined(simulation.observe(simulation.now + 0.5 * seconds))
+        return simulation.observe(simulation.now + seconds)
 
 
 def plan(mode: Mode, scenario: Scenario, *, exact: bool = True) -> FleetPlan:
