@@ -36,7 +36,7 @@ ROUND_REASON_UNSPECIFIED: _types_pb2.RoundReason
 ROUND_REASON_FIRST: _types_pb2.RoundReason
 ROUND_REASON_SLOW: _types_pb2.RoundReason
 ROUND_REASON_MISSED: _types_pb2.RoundReason
-ROUND_REASON_ROLLED_BACK: _types_pb2.RoundReason
+ROUND_REASON_REJECTED: _types_pb2.RoundReason
 ROUND_REASON_FAILED: _types_pb2.RoundReason
 ROUND_REASON_ASKED: _types_pb2.RoundReason
 FINISH_REASON_UNSPECIFIED: _types_pb2.FinishReason
