@@ -11,12 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 from huggingface_hub import constants
-from typer.testing import CliRunner
 
-from capacity.__main__ import plan
-from slipstream.cli.commands import app
 from slipstream.errors import NotFound
 from slipstream.tokenizer import hub
 from slipstream.tokenizer.vocabulary import check_folder, tokenizer_file
@@ -69,32 +65,27 @@ def test_cached_files_are_used_without_the_hub_and_missing_ones_are_refused(
         check_folder("owner/other")
 
 
-@pytest.mark.parametrize("command", ["serve --target owner/none --http off", "plan --gpus owner/none"])
-def test_commands_end_before_the_hub_s_libraries_would_give_up(command: str) -> None:
-    """As processes, whose libraries are imported after the hub was asked. They try five times for each file, for a
-    minute together."""
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor --target owner/none",
+        "serve --target owner/none --http off",
+        "plan --gpus owner/none",
+        "plan --measure owner/none",
+        "train eagle --target owner/none --out {folder}/out",
+    ],
+)
+def test_the_commands_end_before_the_hub_s_libraries_would_give_up(command: str, tmp_path: Path) -> None:
+    """Those ask five times for each file, for a minute together."""
     environ = {**os.environ, "HF_ENDPOINT": NOWHERE}
     environ.pop(hub.OFFLINE)
     began = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-m", "slipstream", *command.split()], env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "slipstream", *command.format(folder=tmp_path).split()],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 1 and time.monotonic() - began < 30, ended.stderr
     assert "owner/none is not in the cache" in ended.stderr.splitlines()[-1] and "Retry" not in ended.stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["doctor --target owner/none", "plan --measure owner/none", "train eagle --target owner/none --out {folder}/out"],
-)
-def test_other_commands_end_as_soon(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, whose libraries were imported before: each command asks the hub itself."""
-    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
-    monkeypatch.delenv(hub.OFFLINE)
-    planning = typer.Typer()
-    planning.command()(plan)
-    name, *words = command.format(folder=tmp_path).split()
-    began = time.monotonic()
-    ended = CliRunner().invoke(*(planning, words) if name == "plan" else (app, [name, *words]))
-    assert ended.exit_code == 1 and time.monotonic() - began < 30, ended.output
-    assert "owner/none is not in the cache" in ended.output.splitlines()[-1] and "Retry" not in ended.output
