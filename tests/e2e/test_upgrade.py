@@ -58,7 +58,10 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         commit = f"{changes[-1].decode()}^"
     folder = tmp_path_factory.mktemp("former")
     subprocess.run(["tar", "-x", "-C", folder], input=git("archive", commit), check=True, timeout=60)
-    ours, theirs = ((tree / "slipstream" / "v1" / "gateway_pb2.py").read_text() for tree in (ROOT, folder))
+    ours, theirs = (
+        {stub.name: stub.read_text() for stub in (tree / "slipstream" / "v1").glob("*_pb2.py")}
+        for tree in (ROOT, folder)
+    )
     assert ours != theirs, f"{commit} has the contract of this build"
     with forking_from(folder):
         yield folder
