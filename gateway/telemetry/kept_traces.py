@@ -22,8 +22,12 @@ def rejected(drafted: int, accepted: int) -> dict[str, Value]:
     """The attributes by which `remarkable` judges candidates."""
     count = drafted - accepted
     percent = 100 * count // drafted if drafted else 0
-    names = ((spans.REJECTED, spans.REJECTED_PERCENT), (spans.OLD_REJECTED, spans.OLD_REJECTED_PERCENT))
-    return {name: value for pair in names for name, value in zip(pair, (count, percent), strict=True)}
+    return {
+        spans.REJECTED: count,
+        spans.REJECTED_PERCENT: percent,
+        spans.OLD_REJECTED: count,
+        spans.OLD_REJECTED_PERCENT: percent,
+    }
 
 
 def remarkable(attributes: Mapping[str, Value], failed: bool) -> bool:

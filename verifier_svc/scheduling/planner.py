@@ -223,8 +223,7 @@ class Planner:
 
     def _held(self, plan: StepPlan, seconds: float) -> float:
         if seconds > 0.0:
-            for each in plan.step:
-                self._sources.step_held(each.session)
+            self._sources.step_held(each.session for each in plan.step)
         return seconds
 
     def _expected_gain(self, scheduled: ScheduledSequence, plan: StepPlan, source: int) -> ExpectedGain:

@@ -41,6 +41,8 @@ class CandidateSources:
     ) -> None:
         self.context = SourceContext(target, min_path_probability, self._gave_up, clock, silence_s, dial)
         self._local: dict[str, CandidateSource] = {}
+        self._once_a_round: list[CandidateSource] = []
+        """Those of them that propose once a round: no other one has to be informed of a step that is held."""
         self._links: dict[str, DrafterLink] = {}
         self._of_session: dict[DraftedSession, list[CandidateSource]] = {}
         self.shadows = ShadowDrafters(self, clock)
@@ -69,6 +71,8 @@ class CandidateSources:
     def add_local(self, source: CandidateSource) -> None:
         """Adds a source that runs in this process; to be called before `run`."""
         self._local[source.address] = source
+        if source.once_a_round:
+            self._once_a_round.append(source)
 
     def on_candidates(self, wake: Callable[[], None]) -> None:
         """`wake` is called from now on whenever candidates came: a step may be worth starting."""
@@ -173,10 +177,12 @@ class CandidateSources:
             awaited.sort(key=lambda each: -sum(chance for _, chance in each.delays.expected(now - each.since, SOON_S)))
         return awaited[0] if awaited else None
 
-    def step_held(self, session: DraftedSession) -> None:
-        """The session's next step is held back for candidates."""
-        for source in self._of_session.get(session, ()):
-            source.step_held(session)
+    def step_held(self, sessions: Iterable[DraftedSession]) -> None:
+        """The next step, of these sessions, is held back for candidates."""
+        if self._once_a_round:
+            for session in sessions:
+                for source in self._once_a_round:
+                    source.step_held(session)
 
     def proposing(self, session: DraftedSession) -> bool:
         """Whether a source that proposes once for each round is at it."""

@@ -52,11 +52,6 @@ class LocalSession(Attachment):
     hidden: HiddenSubscription | None = None
     """Set where the method reads the target's hidden states."""
 
-    @property
-    def requested(self) -> bool:
-        """Whether proposals may begin for the present root: always, but for a source that proposes once a round."""
-        return self.drafting.requested
-
 
 @dataclass(frozen=True, slots=True)
 class PassReporter(DraftSessionObserver):
@@ -66,8 +61,7 @@ class PassReporter(DraftSessionObserver):
     context: SourceContext
 
     def step_ended(self, began_s: float, ended_s: float, proposed: int, sent: int) -> None:
-        drafting = self.attachment.drafting
-        if drafting.proposes_whole_trees and not sent and drafting.tree.root.expanded:  # nothing else comes this round
+        if not sent and self.attachment.drafting.has_proposed_whole:
             self.attachment.delays.missed(self.context.clock() - self.attachment.since)
             self.context.candidates_arrived()
         for observer in self.context.observers:
@@ -146,7 +140,7 @@ class LocalSource:
     def root_moved(self, session: DraftedSession) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:
-            requested = attachment.requested
+            requested = attachment.drafting.requested
             if not requested:
                 attachment.delays.passed_over()
             attachment.root_moved(self._context.clock(), awaited=requested and self._expected(attachment))
@@ -167,7 +161,7 @@ class LocalSource:
 
     def step_held(self, session: DraftedSession) -> None:
         attachment = self._sessions.get(session)
-        if attachment is not None and not attachment.requested:
+        if attachment is not None and not attachment.drafting.requested:
             attachment.since = self._context.clock()
             attachment.drafting.requested = True
             self._drafting.session_changed(attachment.drafting)
@@ -269,7 +263,8 @@ class LocalSource:
             drafting.requested = self._need is None
             if drafting.proposes_whole_trees:
                 self._graft(attachment, [])  # drops what is left of the old one
-            self._drafting.session_changed(drafting)
+            if drafting.requested:
+                self._drafting.session_changed(drafting)
 
     def _fail(self, attachment: LocalSession, error: SlipstreamError) -> None:
         self.quarantine(attachment.session, error)

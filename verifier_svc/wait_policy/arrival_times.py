@@ -46,7 +46,7 @@ class DelayDistribution:
     def __init__(self, *, on_request: bool = False) -> None:
         self._on_request = on_request
         self._requests = 0
-        """That were answered, or were not in time."""
+        """Requests that were answered, or whose answer did not come in time."""
         self._passed_over = 0
         """Rounds since the last one in which none was made."""
         self._came, self._missed = [0.0] * len(EDGES), [0.0] * len(EDGES)

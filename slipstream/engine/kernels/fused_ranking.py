@@ -32,6 +32,7 @@ from slipstream.engine.kernels.fused_sampling import (
     UNIT,
     _adjusted,
     _bits,
+    _gather,
     _ids,
     _key,
     _largest,
@@ -71,12 +72,7 @@ def gather(
                 if tl.load(own + GREEDY) != 0:
                     shares = shares * sharpness
                 tl.store(sums + row * parts + part, tl.reduce(_weight(shares), 0, tl.standard._sum_combine))
-            stays = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
-            count = tl.reduce(stays, 0, tl.standard._sum_combine)
-            slot = tl.atomic_add(found + row, count) + tl.associative_scan(stays, 0, tl.standard._sum_combine) - 1
-            fits = (stays != 0) & (slot < CAPACITY)
-            tl.store(values + row * CAPACITY + slot, x, mask=fits)
-            tl.store(tokens + row * CAPACITY + slot, at, mask=fits)
+            _gather(x, at, bound, row, found, values, tokens, CAPACITY)
 
 
 @jit

@@ -210,6 +210,17 @@ def prepare(
 
 
 @jit
+def _gather(x, at, bound, row, found, values, tokens, CAPACITY: tl.constexpr):
+    """Appends the tokens `at` whose logits x reach the bound to the row's, in any order, as far as there is room."""
+    stays = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
+    count = tl.reduce(stays, 0, tl.standard._sum_combine)
+    slot = tl.atomic_add(found + row, count) + tl.associative_scan(stays, 0, tl.standard._sum_combine) - 1
+    fits = (stays != 0) & (slot < CAPACITY)
+    tl.store(values + row * CAPACITY + slot, x, mask=fits)
+    tl.store(tokens + row * CAPACITY + slot, at, mask=fits)
+
+
+@jit
 def race(
     read, maxima, best, winners, row_broken, row_floats, found, values, tokens, sums, size, stride, parts,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr,
@@ -237,12 +248,7 @@ def race(
             if ranked | by_mass:
                 if by_mass:
                     tl.store(sums + row * parts + part, tl.reduce(_weight(x - peak), 0, tl.standard._sum_combine))
-                stays = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
-                count = tl.reduce(stays, 0, tl.standard._sum_combine)
-                slot = tl.atomic_add(found + row, count) + tl.associative_scan(stays, 0, tl.standard._sum_combine) - 1
-                fits = (stays != 0) & (slot < CAPACITY)
-                tl.store(values + row * CAPACITY + slot, x, mask=fits)
-                tl.store(tokens + row * CAPACITY + slot, at, mask=fits)
+                _gather(x, at, bound, row, found, values, tokens, CAPACITY)
             else:
                 x = tl.where(x < peak + tl.load(of_row + FLOOR).to(tl.float32), float("-inf"), x)
                 score, winner = _race(x - peak, tl.load(own + KEY).to(tl.uint64, bitcast=True), at)

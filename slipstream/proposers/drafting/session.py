@@ -161,6 +161,11 @@ class DraftSession:
         candidates in its tree a verifier would not wait for new ones."""
         return self.hidden is not None and not self.sampling.drawn
 
+    @property
+    def has_proposed_whole(self) -> bool:
+        """Whether the one proposal for the present root was made or is being made: nothing else comes for it."""
+        return self.proposes_whole_trees and self.tree.root.expanded
+
     def frontier(self, count: int) -> list[DraftNode]:
         """The nodes to expand, best first; empty when none is asked for, none can pay, or hidden states are missing:
         those up to the token before the last, which is computed in the target's next step."""
@@ -174,7 +179,7 @@ class DraftSession:
     def _frontier(self, count: int) -> list[DraftNode]:
         if self.hidden is not None and self.hidden.end != len(self.tokens) - 1:
             return []
-        if self.proposes_whole_trees and self.tree.root.expanded:
+        if self.has_proposed_whole:
             return []
         room = self.policy.max_nodes - self.tree.sent_count
         if room <= 0 or self.tree.node_count >= UNSENT_SHARE * self.policy.max_nodes:
