@@ -16,7 +16,9 @@ distributions, which these kernels do not write: torch computes them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +100,48 @@ def fuses(logits: Tensor) -> bool:
     return not logits.is_cpu and available() and logits.shape[-1] <= MOST_TOKENS
 
 
+def room_on(device: torch.device) -> Callable[..., Tensor]:
+    """Makes a tensor of any content of a shape, int32 unless `dtype` says otherwise."""
+    return partial(torch.empty, dtype=torch.int32, device=device)
+
+
+class Surveyed(NamedTuple):
+    """Results of the first two launches on R rows in P parts; all other launches read them."""
+
+    maxima: Tensor
+    best: Tensor
+    winners: Tensor
+    row_broken: Tensor
+    row_floats: Tensor
+    found: Tensor
+    parts: int
+    blocks: Mapping[str, int]
+    """Sizes of a part and of its groups, as kernels take them."""
+    padded: int
+    """The power of 2 from P on."""
+
+
+def survey(read: tuple[Tensor, ...], block: int, group: int) -> Surveyed:
+    """Launches `survey` and `prepare` of `fused_sampling`. `read`: logits [R, V], their settings as int64 and as
+    float64, and what else the kernels read; `block`, `group`: tokens of a part, and those that share a maximum."""
+    from slipstream.engine.kernels import fused_sampling as kernels
+
+    logits = read[0]
+    (count, size), room = logits.shape, room_on(logits.device)
+    parts = -(-size // block)
+    groups, padded, blocks = parts * (block // group), _power(parts), {"BLOCK": block, "GROUP": group}
+    maxima, best = room(count, groups, dtype=torch.float32), room(count, parts, dtype=torch.float64)
+    winners, broken = room(2, count, parts)
+    row_broken, found = room(2, count)
+    row_floats, stride = room(count, 3, dtype=torch.float32), logits.stride(0)
+    launch(kernels.survey, (count, parts), read, maxima, best, winners, broken, size, stride, parts, **blocks)
+    launch(
+        kernels.prepare, (count,), *read[1:3], maxima, broken, row_broken, row_floats, found, size, parts, groups,
+        GROUP=group, GROUPS=_power(groups), PARTS=padded,
+    )  # fmt: skip
+    return Surveyed(maxima, best, winners, row_broken, row_floats, found, parts, blocks, padded)
+
+
 def decide(
     logits: Tensor,
     rows: npt.NDArray[np.void],
@@ -129,23 +173,8 @@ def decide(
     if adjusted is not None:
         tables = [adjusted.counts, adjusted.prompt.view(torch.uint8), *adjusted[2:]]
     read = (logits, settings, settings.view(torch.float64), bits, candidates, *tables)
-    parts, groups = -(-size // BLOCK), -(-size // BLOCK) * (BLOCK // GROUP)
-    blocks: dict[str, Any] = {"BLOCK": BLOCK, "GROUP": GROUP}
-    powers = {"GROUPS": power(groups), "PARTS": power(parts)}
-
-    def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    maxima, best = room(count, groups, dtype=torch.float32), room(count, parts, dtype=torch.float64)
-    winners, broken = room(2, count, parts)
-    row_broken, found = room(2, count)
-    stride = logits.stride(0)
-    launch(kernels.survey, (count, parts), read, maxima, best, winners, broken, size, stride, parts, **blocks)
-    row_floats = room(count, 3, dtype=torch.float32)
-    launch(
-        kernels.prepare, (count,), *read[1:3], maxima, broken, row_broken, row_floats, found, size, parts, groups,
-        GROUP=GROUP, **powers,
-    )  # fmt: skip
+    room, stride = room_on(device), logits.stride(0)
+    maxima, best, winners, row_broken, row_floats, found, parts, blocks, padded = survey(read, BLOCK, GROUP)
     if not rows["greedy"].all():
         cuts = (((rows["top_k"] > 0) & (rows["top_k"] < size)) | (rows["top_p"] < 1.0)).any()
         capacity = CAPACITY if cuts else 1
@@ -154,14 +183,12 @@ def decide(
         state = (best, winners, row_broken, row_floats, found, values, tokens, sums, size, stride, parts)
         launch(kernels.race, (count, parts), read, maxima, *state, CAPACITY=capacity, **blocks)
         if cuts:
-            launch(
-                kernels.cut, (count,), read, *state, CAPACITY=capacity, CHUNK=CHUNK, WAYS=WAYS, PARTS=powers["PARTS"]
-            )
+            launch(kernels.cut, (count,), read, *state, CAPACITY=capacity, CHUNK=CHUNK, WAYS=WAYS, PARTS=padded)
     total, width = len(requests), int(requests[:, 1].max(initial=0)) + 1
     decided = Decided(room(total * (width + 4)), total)
     launch(
         kernels.accept, (total,), settings, chains, candidates, best, winners, row_broken, decided.packed, parts, width,
-        total, PARTS=powers["PARTS"], PADDING=PADDING,
+        total, PARTS=padded, PADDING=PADDING,
     )  # fmt: skip
     return decided
 
@@ -187,6 +214,6 @@ def warm_up(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     count(Adjusted(counts, counts, counts, touched, touched), none, decided.tokens)
 
 
-def power(number: int) -> int:
+def _power(number: int) -> int:
     """The next power of 2."""
     return 1 << (number - 1).bit_length()

@@ -44,37 +44,21 @@ def rank(
     """logits [R, V] of any float type, after masks, penalties and bias -> (tokens int64 [R, count], confidences float32
     [R, count]), as `coupled_sampling.rank` returns them."""
     from slipstream.engine.kernels import fused_ranking as kernels
-    from slipstream.engine.kernels import fused_sampling
 
     (rows, size), device = logits.shape, logits.device
     settings = upload(torch.from_numpy(_settings(samplings, positions, count, size).view(np.int64)), device)
     floats, integers, octets = (settings.view(dtype) for dtype in (torch.float32, torch.int32, torch.uint8))
     # No row has a mask or a place in tables: these are never read.
     read = (logits, settings, settings.view(torch.float64), octets, settings, floats, octets, floats, integers, octets)
-    parts = -(-size // BLOCK)
-    groups = parts * (BLOCK // GROUP)
-    powers = {"GROUPS": fused.power(groups), "PARTS": fused.power(parts)}
-
-    def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    maxima, best = room(rows, groups, dtype=torch.float32), room(rows, parts, dtype=torch.float64)
-    winners, broken = room(2, rows, parts)
-    row_broken, found, lengths = room(3, rows)
-    row_floats, stride = room(rows, 3, dtype=torch.float32), logits.stride(0)
-    blocks = {"BLOCK": BLOCK, "GROUP": GROUP}
-    launch(fused_sampling.survey, (rows, parts), read, maxima, best, winners, broken, size, stride, parts, **blocks)
-    launch(
-        fused_sampling.prepare, (rows,), *read[1:3], maxima, broken, row_broken, row_floats, found, size, parts, groups,
-        GROUP=GROUP, **powers,
-    )  # fmt: skip
+    room, stride = fused.room_on(device), logits.stride(0)
+    maxima, _, _, row_broken, row_floats, found, parts, blocks, padded = fused.survey(read, BLOCK, GROUP)
     state = (row_broken, row_floats, found, room(rows, CAPACITY, dtype=torch.float32), room(rows, CAPACITY))
     sums = room(rows, parts, dtype=torch.int64)
     launch(
         kernels.gather, (rows, parts), read, maxima, *state, sums, sharpness, size, stride, parts, **blocks,
         CAPACITY=CAPACITY,
     )  # fmt: skip
-    listed = (room(rows, SHORT, dtype=torch.float32), room(rows, SHORT), lengths)
+    listed = (room(rows, SHORT, dtype=torch.float32), room(rows, SHORT), room(rows))
     launch(
         kernels.shortlist, (rows,), read, *state, *listed, size, stride, CAPACITY=CAPACITY, CHUNK=CHUNK, WAYS=WAYS,
         SHORT=SHORT,
@@ -82,7 +66,7 @@ def rank(
     tokens, confidences = room(rows, count, dtype=torch.int64), room(rows, count, dtype=torch.float32)
     launch(
         kernels.finish, (rows,), *read[1:3], row_floats, sums, *listed, tokens, confidences, sharpness, parts, count,
-        PARTS=powers["PARTS"], SHORT=SHORT, PAIRS=PAIRS,
+        PARTS=padded, SHORT=SHORT, PAIRS=PAIRS,
     )  # fmt: skip
     return tokens, confidences
 
