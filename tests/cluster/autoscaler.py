@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import ssl
-import subprocess
 import threading
 import urllib.parse
 import urllib.request
@@ -23,7 +22,7 @@ from pathlib import Path
 from tests.cluster.api import Object, wait
 from tests.cluster.cluster import APP, PATIENCE, Cluster
 from tests.cluster.images import ROOT
-from tests.cluster.programs import program
+from tests.cluster.programs import running
 from tests.support.certificates import Authority
 
 PROMETHEUS, METRICS_PORT = "http://127.0.0.1:9090", 6555
@@ -88,16 +87,11 @@ def _repeated(work: Callable[[Cluster], None], cluster: Cluster) -> Iterator[Non
 def prometheus(cluster: Cluster) -> Iterator[None]:
     config = cluster.folder / "prometheus.yaml"
     config.write_text(CONFIG.format(rules=ROOT / "deploy" / "prometheus", targets=cluster.folder / TARGETS))
-    words = [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={cluster.folder / 'metrics'}"]
-    with (cluster.folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen([*words, "--web.listen-address=127.0.0.1:9090"], stdout=log, stderr=log)
-    try:
+    options = (f"--config.file={config}", "--storage.tsdb.path=metrics", "--web.listen-address=127.0.0.1:9090")
+    with running(cluster.folder, "prometheus", *options):
         wait(lambda: _answers(f"{PROMETHEUS}/-/ready"), f"Prometheus is ready ({config.parent})", START_S * PATIENCE)
         with _repeated(_write_targets, cluster):
             yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _answers(url: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.cluster.api import Api, wait
-from tests.cluster.programs import program
+from tests.cluster.programs import running
 
 TOKEN = "administrator"
 ETCD, SERVER = "http://127.0.0.1:2379", "https://127.0.0.1:6443"
@@ -35,10 +34,7 @@ def control_plane(folder: Path) -> Iterator[tuple[Api, Path]]:
     with ExitStack() as stack:
 
         def start(name: str, *options: str) -> None:
-            log = stack.enter_context((folder / f"{name}.log").open("wb"))
-            process = subprocess.Popen([program(name), *options], stdout=log, stderr=log, cwd=folder)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
+            stack.enter_context(running(folder, name, *options))
 
         start(
             "etcd",

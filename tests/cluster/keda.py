@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,18 +11,32 @@ from pathlib import Path
 from tests.cluster.api import wait
 from tests.cluster.autoscaler import GROUP, METRICS_PORT, START_S, external_metrics, prometheus
 from tests.cluster.cluster import PATIENCE, Cluster
-from tests.cluster.programs import ASSETS, program
+from tests.cluster.programs import ASSETS, program, running
 from tests.support.certificates import Authority
 
 OPERATOR, ADAPTER, KINDS = "keda", "keda-adapter", "keda-crds"
 """Two programs and a folder beside those of the control plane."""
 SERVICE_PORT = 9666
+IN_A_POD = {"KEDA_CLUSTER_OBJECT_NAMESPACE": "kube-system", "POD_NAMESPACE": "kube-system", "WATCH_NAMESPACE": ""}
+RBAC = "rbac.authorization.k8s.io"
 READERS = {
-    "apiVersion": "rbac.authorization.k8s.io/v1",
-    "kind": "ClusterRoleBinding",
-    "metadata": {"name": "external-metrics"},
-    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:anonymous"}],
+    "apiVersion": "v1",
+    "kind": "List",
+    "items": [
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": "external-metrics"},
+            "rules": [{"apiGroups": ["external.metrics.k8s.io"], "resources": ["*"], "verbs": ["get", "list"]}],
+        },
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "external-metrics"},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "external-metrics"},
+            "subjects": [{"apiGroup": RBAC, "kind": "User", "name": "system:anonymous"}],
+        },
+    ],
 }
 
 
@@ -52,18 +65,8 @@ def keda(cluster: Cluster) -> Iterator[None]:
         stack.enter_context(prometheus(cluster))
 
         def start(name: str, *options: str) -> None:
-            log = stack.enter_context((cluster.folder / f"{name}.log").open("wb"))
-            own = {
-                "KEDA_CLUSTER_OBJECT_NAMESPACE": "kube-system",
-                "POD_NAMESPACE": "kube-system",
-                "WATCH_NAMESPACE": "",
-                "POD_NAME": name,
-                "OPERATOR_NAME": name,
-            }
-            words = [program(name), *options]
-            process = subprocess.Popen(words, env=cluster.environment | own, stdout=log, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
+            own = {"POD_NAME": name, "OPERATOR_NAME": name, "KUBECONFIG": config}
+            stack.enter_context(running(cluster.folder, name, *options, **IN_A_POD, **own))
 
         start(
             OPERATOR,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ASSETS = "KUBEBUILDER_ASSETS"
@@ -24,6 +27,21 @@ def program(name: str) -> str:
     if found is None:
         raise KeyError(name)
     return found
+
+
+@contextmanager
+def running(folder: Path, name: str, *options: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The program, in the folder and until the block ends; its log lies in the folder. `environment`: what it has
+    beside this process's own."""
+    with (folder / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [program(name), *options], env=os.environ | environment, stdout=log, stderr=log, cwd=folder
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def store() -> tuple[str, str]:

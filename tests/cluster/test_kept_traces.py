@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from gateway.telemetry.kept_traces import kept_at_rate
 from slipstream.telemetry import spans
-from tests.cluster.programs import program
+from tests.cluster.programs import running
 from tests.support.loopback_addresses import HOST, free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -66,15 +66,8 @@ class Pipeline:
                 settings["service"]["extensions"].remove(extension)
                 del settings["extensions"][extension]
         (file := self._folder / f"{name}.yaml").write_text(yaml.safe_dump(settings))
-        with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [program(name), f"--config={file}"], env=os.environ | environment, stdout=log, stderr=log
-            )
-            try:
-                yield process
-            finally:
-                process.kill()
-                process.wait()
+        with running(self._folder, name, f"--config={file}", **environment) as process:
+            yield process
 
     def send(self, number: int = 1, *, failed: bool = False, padding: int = 0, **attributes: bool) -> str:
         """A trace of so many spans. `attributes` of its first one: those of a request that are true. Returns its id."""
