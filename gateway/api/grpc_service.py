@@ -45,7 +45,7 @@ FIELDS: dict[type[Event], str] = {
 SMALL_BYTES = 65_536
 """Requests up to this size are parsed on the event loop, whatever they hold: 2 ms for as many items as fit."""
 MOST_RECEIVED = 32
-"""Single requests of a tenant that are received at a time: some 130 MB of the largest."""
+"""Single requests of a tenant that are received at a time: 130 MB of the largest, twice that while they are copied."""
 RECEIVE_S = 60.0
 _GENERATE = "/slipstream.v1.GatewayService/Generate"
 AnyContext: TypeAlias = "Context | AuthenticatedCall"
