@@ -35,6 +35,8 @@ from slipstream.errors import InvalidArgument, SlipstreamError
 SHORT_S = 600.0
 """Of asking, behind the start of all systems, which takes up to five minutes."""
 WARM_TOKENS = 32
+ROUNDS = 4
+"""At least, where as many requests at once use the prompts up."""
 Record = Callable[[list[Round], list[str]], None]
 """Of rounds so far, by systems in this order."""
 
@@ -72,7 +74,8 @@ async def measure(asked: argparse.Namespace, setting: Setting, minutes: float, r
 
     tokenizer = AutoTokenizer.from_pretrained(environments.checkpoint(setting.target))
     texts = chats.read(asked.prompts)
-    of_each = max(asked.of_each, -(-max(asked.at_once) // len(texts)))
+    rounds_wanted = 1 if asked.short else ROUNDS
+    of_each = max(asked.of_each, -(-rounds_wanted * max(asked.at_once) // len(texts)))
     prompts = chats.chats(texts, tokenizer, of_each)
     found = list[Round]()
     async with AsyncExitStack() as stack:

@@ -2,7 +2,8 @@
 
 Verifiers of one model name may differ in what decides their numbers, and then each name of it
 (`ModelInfo.arithmetic`) is a pool of its own: a text is written by one of them. Of several weights, as in a rolling
-update, new sessions go to the newest ones; one arithmetic beside another on the same weights shares the load.
+update, new sessions go to the newest ones unless all of these are crowded; one arithmetic beside another on the same
+weights shares the load.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ MOST_LENGTHS = 1024
 
 @dataclass(slots=True)
 class RoundCounters:
-    """Sums over rounds, of one session or of all sessions of one kind.
+    """Sums over rounds, of one run of a session (a resumed one starts at 0) or of all sessions of one kind.
 
     A hit is a round whose candidates were waiting when the round before ended; a miss is one where they were not. Where
     no candidates are wanted there are neither.

@@ -1,6 +1,6 @@
 """One session while this gateway runs it, as one coroutine: open it on a verifier, receive rounds, append their tokens
 to the session log, append them to the clients' stream, end. It alone decides when a session is opened again on another
-verifier and when it fails. Rounds come from `VerifierWorker.receive`. Every token goes through `_commit_and_show`:
+verifier and when it fails. Rounds come from `VerifierWorker.receive`. Every token that a verifier sends goes through `_commit_and_show`:
 SessionLog.append first, OutputStream.append_tokens after it, from where `registry` sends events to clients.
 """
 
@@ -267,20 +267,20 @@ class SessionRun:
         """A verifier of the arithmetic that wrote the text so far, preferably one that has not failed this session.
         Where the text may be mixed, one of another arithmetic comes before one that failed, and once the session has
         waited in vain. None while there is none."""
-        choose, model, name = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
-        fresh = choose(model, self._avoid, prefixes, name)
-        failed = None if fresh or self._awaiting_return else choose(model, (), prefixes, name)
+        choose, model, arithmetic = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
+        fresh = choose(model, self._avoid, prefixes, arithmetic)
+        failed = None if fresh or self._awaiting_return else choose(model, (), prefixes, arithmetic)
         if fresh is None and self._may_mix and (waited or failed):
             return choose(model, self._avoid, prefixes) or failed or choose(model, (), prefixes)
         return fresh or failed
 
     def _nowhere(self) -> Unavailable:
         """The error of a session that found no verifier."""
-        choose, model, name = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
-        if choose(model, arithmetic=name) or not choose(model):
+        choose, model, arithmetic = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
+        if choose(model, arithmetic=arithmetic) or not choose(model):
             return Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER")
         return Unavailable(
-            f"No verifier of arithmetic {name} is left, which wrote this text so far; resume it when one is back, or "
+            f"No verifier of arithmetic {arithmetic} is left, which wrote this text so far; resume it when one is back, or "
             "with mixed_arithmetic to go on with another one, marked.",
             reason=ARITHMETIC_GONE,
         )

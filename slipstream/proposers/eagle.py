@@ -30,7 +30,7 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
-from slipstream.proposers.draft_cache import PairCache, PairReader, Path
+from slipstream.proposers.pair_cache import PairCache, PairReader, Path
 from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.head_file import read_target

@@ -27,7 +27,7 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
-from slipstream.proposers.draft_cache import NewPairs, PairReader
+from slipstream.proposers.pair_cache import NewPairs, PairReader
 from slipstream.proposers.registry import ProposerMethod
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import verifier_pb2

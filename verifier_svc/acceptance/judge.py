@@ -2,6 +2,9 @@
 
 The rules run in lockstep, with one batched call for each level of the trees that some session still visits. Greedy
 sessions without penalties, bias or grammar need no levels: their choices are known for all rows at once.
+
+The embedded engine's tokens are decided here. vLLM's are decided in its own step (`execution.vllm.step_sampler`): the
+same rules along a chain, in batched torch calls or fused kernels.
 """
 
 from __future__ import annotations

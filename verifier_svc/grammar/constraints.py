@@ -155,8 +155,8 @@ class GrammarConstraint:
         self.busy = False
         """True while masks are being computed."""
         self._busy_since = 0.0
-        self._quick_left = int(len(output) > LONG_OUTPUT)
-        """Quick masks after which the session is not slow any more."""
+        self._slow_for = int(len(output) > LONG_OUTPUT)
+        """Quick masks after which the session is not slow any more; 0: it is not."""
         self._failures = 0
         self._cursor: Cursor | None = None
         self._request(self._root)
@@ -171,7 +171,7 @@ class GrammarConstraint:
 
     def worth_waiting_s(self) -> float:
         """Seconds that a step should wait for masks that are being computed; 0 for a slow session."""
-        if not self.busy or self._quick_left:
+        if not self.busy or self._slow_for:
             return 0.0
         return max(0.0, self._busy_since + WORTH_S - time.monotonic())
 
@@ -237,7 +237,7 @@ class GrammarConstraint:
             self._submit()
 
     def _submit(self) -> None:
-        threads = self._workers.threads.slow if self._quick_left else self._workers.threads.quick
+        threads = self._workers.threads.slow if self._slow_for else self._workers.threads.quick
         try:
             threads.submit(self._workers.tenant, self._work)
         except SlipstreamError as error:
@@ -301,7 +301,7 @@ class GrammarConstraint:
         place.result = self._mask(self._cursor, path)
         self._workers.threads.computed += 1
         slow = time.thread_time() - began > SLOW_S
-        self._quick_left = SLOW_MASKS if slow else max(0, self._quick_left - 1)
+        self._slow_for = SLOW_MASKS if slow else max(0, self._slow_for - 1)
 
     def _mask(self, cursor: Cursor, path: list[int]) -> Mask | BaseException | None:
         if path and self._failures >= MOST_FAILURES:

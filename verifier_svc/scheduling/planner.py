@@ -36,6 +36,8 @@ from verifier_svc.wait_policy.wait_policy import ExpectedGain, PricedStep, WaitP
 PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 NO_CANDIDATES = Selection()
+MOST_MASKS_S = 0.05
+"""That a step waits for masks longer than it may wait for candidates."""
 MOST_SCORED = 256
 """Most tokens of a step whose prompts' log-probabilities are wanted: each has a row of logits, as wide as the
 vocabulary."""
@@ -199,8 +201,10 @@ class Planner:
     # Waiting.
 
     def hold_s(self, plan: StepPlan, waited_s: float) -> float:
-        """Seconds worth waiting for masks and candidates on their way, after `waited_s` seconds of waiting."""
-        if self._masks_s:
+        """Seconds worth waiting for masks and candidates on their way, after `waited_s` seconds of waiting. For
+        candidates at most `max_wait_s` in all, two steps, and what other tenants' times leave (`StepPlan.limit_s`); for
+        masks, which come before them, MOST_MASKS_S longer at most: masks of late candidates begin late."""
+        if self._masks_s and waited_s < self._limits.max_wait_s + MOST_MASKS_S:
             return self._masks_s
         if not plan.decoding:
             return 0.0
@@ -211,7 +215,7 @@ class Planner:
                 self._sources.proposing(each.session) if each.selection else self._sources.awaited(each.session, now)
                 for each in some
             )
-            return self._held(plan, max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0)
+            return self._hold(plan, max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0)
         gains: dict[Session, ExpectedGain] = {}
         awaited: dict[Session, tuple[DelayDistribution, float]] = {}
         for each in plan.step:
@@ -219,9 +223,9 @@ class Planner:
             if self._offers.limit(session) and (attachment := self._sources.awaited(session, now)) is not None:
                 gains[session] = self._expected_gain(each, plan, attachment.number)
                 awaited[session] = attachment.delays, now - attachment.since
-        return self._held(plan, self._wait_policy.hold_s(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds))
+        return self._hold(plan, self._wait_policy.hold_s(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds))
 
-    def _held(self, plan: StepPlan, seconds: float) -> float:
+    def _hold(self, plan: StepPlan, seconds: float) -> float:
         if seconds > 0.0:
             self._sources.step_held(each.session for each in plan.step)
         return seconds

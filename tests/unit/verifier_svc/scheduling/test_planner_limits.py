@@ -9,9 +9,10 @@ import pytest
 from slipstream.speculation.candidate_tree import CandidateTree
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2
+from tests.support.verifier_sessions import new_session
 from verifier_svc.estimators.cost_curve import CostCurve
 from verifier_svc.execution.executor import ExecutorLimits
-from verifier_svc.scheduling.planner import Planner
+from verifier_svc.scheduling.planner import MOST_MASKS_S, Planner
 from verifier_svc.scheduling.step_plan import StepLimits, StepPlan
 from verifier_svc.session import Session, SessionRequest
 from verifier_svc.sources.candidate_sources import CandidateSources
@@ -66,3 +67,23 @@ def test_a_step_holds_as_many_sessions_as_the_executor_takes(
 
 def test_an_executor_without_a_bound_takes_all() -> None:
     assert len(planned(20, 10, ExecutorLimits().max_sequences).step) == 30
+
+
+class NeverSettled:
+    """A constraint that computes masks of candidates for as long as these come, and can be in a step all the while."""
+
+    ready = True
+
+    def worth_waiting_s(self) -> float:
+        return 0.005
+
+
+def test_a_step_waits_for_masks_in_bounded_time() -> None:
+    planner = Planner(CandidateSources(types_pb2.ModelInfo(), 0.0), StepLimits(512, 256, 0.25), CostCurve())
+    session = new_session([1, 2, 3], computed=2)
+    session.constraint = NeverSettled()  # type: ignore[assignment]
+    held_s, waited_s = 0.005, 0.0
+    while held_s > 0.0 and waited_s < 1.0:
+        held_s = planner.hold_s(planner.plan([session]), waited_s)
+        waited_s += held_s
+    assert 0.25 < waited_s < 0.25 + 2 * MOST_MASKS_S
