@@ -17,6 +17,7 @@ INLINE floats16 multiply_add16(floats16 a, floats16 b, floats16 c)
     EACH v[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return v;
 }
+INLINE floats16 larger16(floats16 a, floats16 b) { floats16 v; EACH v[i] = a[i] > b[i] ? a[i] : b[i]; return v; }
 INLINE ints16 load_pairs16(const void *p) { ints16 v; memcpy(&v, p, 64); return v; }
 INLINE floats16 load_halves16(const unsigned short *p)
 {
@@ -48,6 +49,7 @@ INLINE floats16 dot16(floats16 sum, ints16 a, ints16 b)
 #define STORE store16
 #define SPREAD spread16
 #define MULTIPLY_ADD multiply_add16
+#define LARGER larger16
 #define LOAD_PAIRS load_pairs16
 #define LOAD_HALVES load_halves16
 #define SPREAD_PAIR spread_pair16

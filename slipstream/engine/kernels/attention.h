@@ -175,20 +175,31 @@ TARGET static void NAME(exponentials)(float *restrict x, long begin, long end, f
     memset(x + j, 0, (BLOCK - j) * sizeof *x);
 }
 
+/* The largest of `most` and x for begin .. end-1. Compilers take a maximum over an array number by number: groups of LANES
+ * are written out. */
+TARGET static float NAME(largest)(const float *x, long begin, long end, float most)
+{
+    float side[LANES];
+    V mosts = SPREAD(most);
+    long j = begin;
+    for (; j < end && j % LANES; j++)
+        most = x[j] > most ? x[j] : most;
+    for (; j + LANES <= end; j += LANES)
+        mosts = LARGER(LOAD(x + j), mosts);
+    for (; j < end; j++)
+        most = x[j] > most ? x[j] : most;
+    STORE(side, mosts);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            side[i] = side[i + half] > side[i] ? side[i + half] : side[i];
+    return side[0] > most ? side[0] : most;
+}
+
 /* Takes the scores x [BLOCK] of a block's visible keys begin .. end-1; x becomes their weights. Returns the factor for
  * what was added up before. */
 TARGET static float NAME(weigh)(struct softmax *row, float *x, long begin, long end)
 {
-    float most = row->most, factor = 1.0f, mosts[SUMS];
-    for (int i = 0; i < SUMS; i++)
-        mosts[i] = most;
-    for (long j = begin - begin % SUMS; j < end; j += SUMS) {
-        int from = (int)(begin - j), to = (int)(end - j);
-        for (int i = 0; i < SUMS; i++)
-            mosts[i] = i >= from && i < to && x[j + i] > mosts[i] ? x[j + i] : mosts[i];
-    }
-    for (int i = 0; i < SUMS; i++)
-        most = mosts[i] > most ? mosts[i] : most;
+    float most = NAME(largest)(x, begin, end, row->most), factor = 1.0f;
     if (most > row->most) {
         if (row->most > -INFINITY) {
             float before[BLOCK] = {row->most}, nothing[SUMS] = {0};
@@ -344,16 +355,15 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             sum += state[r].sums[i];
         long query = (p->row + r / a->group) * a->heads * a->group + head * a->group + r % a->group;
         char *to = c->out + query * a->value_dim * size;
-        for (long d = 0; d < a->value_dim; d += 8) {
-            float found[8];
-            for (int i = 0; i < 8; i++)
-                found[i] = out[(d / WIDTH * rows + r) * WIDTH + d % WIDTH + i] / sum;
-            if (a->kind == FLOATS)
-                memcpy((float *)to + d, found, sizeof found);
-            else
-                for (int i = 0; i < 8; i++)
-                    ((unsigned short *)to)[d + i] = to_bf16(found[i]);
-        }
+        float found[MOST_DIM];
+        for (long t = 0; t < tiles; t++)
+            for (long i = 0; i < WIDTH; i++)
+                found[t * WIDTH + i] = out[(t * rows + r) * WIDTH + i] / sum;
+        if (a->kind == FLOATS)
+            memcpy(to, found, a->value_dim * sizeof *found);
+        else
+            for (long d = 0; d < a->value_dim; d++)
+                ((unsigned short *)to)[d] = to_bf16(found[d]);
     }
 }
 

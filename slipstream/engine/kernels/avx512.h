@@ -16,6 +16,7 @@
 #define STORE _mm512_storeu_ps
 #define SPREAD _mm512_set1_ps
 #define MULTIPLY_ADD _mm512_fmadd_ps
+#define LARGER _mm512_max_ps /* the second number where one is none */
 #define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
 #define LOAD_HALVES(p) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
 #define SPREAD_PAIR _mm512_set1_epi32

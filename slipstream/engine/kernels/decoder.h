@@ -35,6 +35,11 @@ struct pass {
 };
 
 #define WIDE __attribute__((target("avx2,fma")))
+#ifdef WIDE_VECTORS
+#define WIDER WIDE
+#else
+#define WIDER __attribute__((target("avx512f,avx512bw,avx512bf16,fma")))
+#endif
 
 #define ROTATE(name, T, READ, WRITE)                                                          \
     WIDE static void name(T *x, const T *cosine, const T *sine, long half)                    \
@@ -49,14 +54,15 @@ ROTATE(rotate_floats, float, , )
 ROTATE(rotate_bf16, unsigned short, from_bf16, to_bf16)
 
 /* silu(gate) * up */
-#define GATE(name, T, READ, WRITE)                                                            \
+#define GATE(name, WIDE, T, READ, WRITE)                                                      \
     WIDE static void name(const T *gate, const T *up, T *y, long width)                       \
     {                                                                                         \
         for (long i = 0; i < width; i++)                                                      \
             y[i] = WRITE(READ(gate[i]) / (1.0f + exponential(-READ(gate[i]))) * READ(up[i])); \
     }
-GATE(gate_floats, float, , )
-GATE(gate_bf16, unsigned short, from_bf16, to_bf16)
+GATE(gate_floats, WIDE, float, , )
+GATE(gate_bf16, WIDE, unsigned short, from_bf16, to_bf16)
+GATE(gate_bf16_wider, WIDER, unsigned short, from_bf16, to_bf16)
 
 #define ADD(name, T, READ, WRITE)                                                             \
     WIDE static void name(T *x, const T *y, long width)                                       \
@@ -120,9 +126,10 @@ static void gate(const struct pass *p, const struct block *b, long row)
     long size = p->feed * item(p->kind);
     const char *both = p->gates + row * 2 * size;
     char *y = p->fed + row * size;
-    (void)b;
     if (p->kind == FLOATS)
         gate_floats((const float *)both, (const float *)(both + size), (float *)y, p->feed);
+    else if (b->attention->level == AVX512_BF16)
+        gate_bf16_wider((const unsigned short *)both, (const unsigned short *)(both + size), (unsigned short *)y, p->feed);
     else
         gate_bf16((const unsigned short *)both, (const unsigned short *)(both + size), (unsigned short *)y, p->feed);
 }

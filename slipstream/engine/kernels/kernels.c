@@ -174,6 +174,7 @@ static inline __attribute__((always_inline)) float exponential(float x)
 #define STORE _mm256_storeu_ps
 #define SPREAD _mm256_set1_ps
 #define MULTIPLY_ADD _mm256_fmadd_ps
+#define LARGER _mm256_max_ps
 #define LOAD_PAIRS(p) _mm256_loadu_si256((const __m256i *)(p))
 #define LOAD_HALVES(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
 #define SPREAD_PAIR _mm256_set1_epi32

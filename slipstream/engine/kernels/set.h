@@ -39,6 +39,7 @@
 #undef STORE
 #undef SPREAD
 #undef MULTIPLY_ADD
+#undef LARGER
 #undef LOAD_BYTES
 #undef LOAD_PAIRS
 #undef LOAD_HALVES
