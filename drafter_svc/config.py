@@ -32,12 +32,12 @@ class DrafterConfig:
     listen: str = "127.0.0.1:50061"
     """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
-    """HOST:PORT in plaintext for health checks alone, without certificates; empty: `listen` answers them."""
+    """HOST:PORT for health checks alone, in plaintext without certificates; empty: `listen` answers them."""
     dtype: str = "auto"
     """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU
     would emulate that), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation`."""
+    """Quantisation of the weights: `int8`, `int4`, of drafts also `int8-dynamic`; empty: none."""
     lean: bool = True
     """Without the library's modelling code where `slipstream.engine.models.lean_selection` can; False: always with
     it."""
@@ -46,7 +46,7 @@ class DrafterConfig:
     threads: int = 1
     """Threads of torch; 0: one for each core of this process (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int = 65_536
-    """Tokens of all sessions that have room in the KV cache."""
+    """Tokens of all sessions that the KV cache holds."""
     max_sessions: int = 1024
     """Most open sessions; more are refused. One API key has at most seven for each free one."""
     max_nodes: int = 128
@@ -54,13 +54,12 @@ class DrafterConfig:
     width: int = 4
     """Nodes proposed below one node: the likeliest token, then what may replace it."""
     sharpness: float = 1.5
-    """Power on the draft model's probabilities in the confidence of candidates. 1.5 was best for the shipped pair;
-    measured acceptance corrects the rest."""
+    """Power on the draft model's probabilities in the confidence of candidates; measured acceptance corrects the
+    rest."""
     expand: int = 0
-    """Nodes of a session expanded in one step. 0: 4, or 8 or 16 where a pass of so many takes at most 1.2 times as
-    long, timed at the start."""
+    """Nodes of a session expanded in one step. 0: 4, or 8 or 16 where passes timed at the start hardly take longer."""
     step_tokens: int = 512
-    """Most tokens of one forward pass; longer prompts are prefilled over several."""
+    """Most tokens of one forward pass."""
     corpus_tokens: int = 0
     """For `suffix`: tokens of output kept for each cache salt, from which later sessions of that salt are drafted; 0:
     none. About 120 bytes each."""

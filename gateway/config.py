@@ -41,18 +41,18 @@ class GatewayConfig:
     tokenizer: str
     """A local folder, a GGUF file or a hub id (`owner/name@REVISION`), with the vocabulary of the verifiers' model."""
     chat_template: str = ""
-    """A file with a chat template in Jinja, or the name of one of the model's or of a shipped one: `alpaca`, `chatml`,
-    `llama2`, `llama3`, `vicuna`, `zephyr`. Empty: those beside the tokenizer, if any."""
+    """A chat template: a Jinja file, the name of one of the model's, or a shipped one: `alpaca`, `chatml`, `llama2`,
+    `llama3`, `vicuna`, `zephyr`. Empty: those beside the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to listen at; port 0 picks a free one."""
     http: str = "off"
-    """HOST:PORT of the HTTP API; port 0 picks a free one. `off`: none."""
+    """HOST:PORT of the HTTP API, or `off`."""
     http_idle_s: float = 30.0
     """Seconds that an HTTP client has to send a request, and to take each write."""
     http_origins: tuple[str, ...] = ()
     """Origins of web pages that browsers may let use the HTTP API (CORS); `*` for all."""
     http_hosts: tuple[str, ...] = ()
-    """Names in `Host` that a gateway without keys on a loopback address answers to besides this machine's own, such as
+    """Further names in `Host` that a gateway without keys on a loopback address answers to, such as
     `host.docker.internal`; `*` for all."""
     model_aliases: tuple[str, ...] = ()
     """Further names of models, as ALIAS=MODEL (ALIAS alone for the only model). Answers name the model."""
@@ -66,7 +66,7 @@ class GatewayConfig:
     """Sampling parameters that a request leaves out: `auto` takes temperature, top_k, top_p, min_p and
     repetition_penalty from `generation_config.json` beside the tokenizer; `none`: temperature 1, all else off."""
     health_listen: str = ""
-    """HOST:PORT for health checks alone, in plaintext; empty: `listen` answers them."""
+    """HOST:PORT for health checks alone, in plaintext without certificates; empty: `listen` answers them."""
     tls_folder: str = ""
     """Folder of the tls.crt and tls.key that clients see; empty: those of `SLIPSTREAM_TLS_FOLDER`, if any."""
     api_keys: str = ""
@@ -99,9 +99,9 @@ class GatewayConfig:
     store_grace_s: float = 5.0
     """Seconds that a session, or a request for one, waits for a store that went away."""
     max_sessions: int = 1024
-    """Most sessions at a time; more are refused. One API key has at most seven for each free one."""
+    """Most open sessions; more are refused. One API key has at most seven for each free one."""
     max_tokens_default: int = 0
-    """Most output tokens of a request without `max_tokens`; 0: what the model's length leaves, and 16 of
+    """Most output tokens of a request without `max_tokens`; 0: what the model's length leaves, 16 of
     `/v1/completions`."""
     max_draft_tokens: int = 8
     """Most draft tokens verified in one round; a request may ask for fewer. 0: no speculation."""
@@ -125,12 +125,12 @@ class GatewayConfig:
     """Most stop tokens of one request."""
     rehomings: int = 3
     """Times a session is opened again after a loss before it fails. A broken stream counts once, divided among its
-    sessions that had no round yet; others lose nothing."""
+    sessions that had no round yet."""
     rehoming_wait_s: float = 10.0
     """Seconds that a session, or a request for one, waits for a verifier."""
     mixed_arithmetic: str = "refuse"
-    """When no verifier is left for a session's arithmetic, unless its request says: `refuse` ends it with
-    ARITHMETIC_GONE, to be resumed; `mark` goes on with another, and marks the text."""
+    """When no verifier is left for a session's arithmetic: `refuse` ends it with ARITHMETIC_GONE, to be resumed;
+    `mark` continues with another one, and marks the text. Requests may say otherwise."""
     stall_s: float = 30.0
     """Seconds without a step after which a session leaves its verifier."""
     breaker_window_s: float = 30.0

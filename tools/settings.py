@@ -24,7 +24,7 @@ TOP = """# Settings
 
 A service reads environment variables only, and stops at an unknown one with its role's prefix (`--help` prints them).
 Defaults stand in brackets; none is an empty one. Lists are separated by commas; truth values are `true` or `false`. The
-first lines of a module named here, such as `gateway.routing.rules`, have the details.
+first lines of a module named here have the details.
 
 Other variables: `OTEL_*` ([tracing](tracing.md)), `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`, `OMP_NUM_THREADS`
 (`*_THREADS` overrides it); of clients `SLIPSTREAM_API_KEY`, `SLIPSTREAM_CA`, `SLIPSTREAM_SERVER_NAME` and

@@ -41,22 +41,21 @@ class VerifierConfig:
     listen: str = "127.0.0.1:50071"
     """HOST:PORT to serve at; port 0 picks a free one."""
     health_listen: str = ""
-    """HOST:PORT in plaintext for health checks alone, without certificates; empty: `listen` answers them."""
+    """HOST:PORT for health checks alone, in plaintext without certificates; empty: `listen` answers them."""
     dtype: str = "auto"
     """Type of weights and KV: `auto` (the checkpoint's own, or `float32` where this CPU
     would emulate that), `float32`, `bfloat16` or `float16`."""
     quantisation: str = ""
-    """Quantisation of the weights: empty, or one of `slipstream.engine.models.quantisation` that suits targets."""
+    """Quantisation of the weights: `int8`, `int4`, of drafts also `int8-dynamic`; empty: none."""
     lean: bool = True
     """Without the library's modelling code where `slipstream.engine.models.lean_selection` can; False: always with
     it."""
     device: str = "auto"
-    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. For a target larger than one: `vllm`."""
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     threads: int = 1
     """Threads of torch; 0: one for each core of this process (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int | None = None
-    """Tokens of all sessions that have room in the KV cache. Unset: 65,536; with `vllm` on a GPU what its memory
-    holds."""
+    """Tokens of all sessions that the KV cache holds. Unset: 65,536; with `vllm` on a GPU what its memory holds."""
     max_sessions: int = 1024
     """Most open sessions; more are refused. One API key has at most seven for each free one."""
     max_draft_tokens: int | None = None
@@ -64,14 +63,13 @@ class VerifierConfig:
     always_speculate: bool = False
     """True: steps wait for candidates and verify them even where that is slower. For tests."""
     step_tokens: int | None = None
-    """Most tokens of one forward pass. Unset: 512; with `vllm` on a GPU vLLM's own (8,192 on an H100, 2,048 on small
-    ones)."""
+    """Most tokens of one forward pass. Unset: 512; with `vllm` on a GPU vLLM's own."""
     prefill_tokens: int | None = None
     """Most prompt tokens of a pass while other sessions decode; fewer where they take longer than decoding. Unset: half
     of `step_tokens`."""
     prompt_step_s: float = PROMPT_STEP_S
-    """Seconds that a pass with prompts may take beside sessions that decode, or twice a pass without, whichever is
-    more. Behind a gateway with API keys always twice."""
+    """Seconds that a pass with prompts may take beside sessions that decode, or twice a pass without if that is more;
+    always the latter behind a gateway with API keys."""
     min_path_probability: float = LEVELS[0]
     """The lowest threshold that drafters are sent (`verifier_svc.wait_policy.draft_threshold`)."""
     max_wait_s: float = 0.25
@@ -87,17 +85,19 @@ class VerifierConfig:
     """Share of next tokens that heads must find at the start in the target's own texts (`medusa`: among its best ten);
     0: not tried."""
     draft_dtype: str = "auto"
-    """Type of a draft model inside the verifier: like `dtype`."""
+    """Type of a draft model inside the verifier, like `dtype`."""
     draft_quantisation: str = ""
-    """Quantisation of that draft model: empty, or one of `slipstream.engine.models.quantisation`."""
+    """Quantisation of that draft model, like `quantisation`."""
     draft_kv_tokens: int = 65_536
-    """Tokens of all sessions that have room in the KV cache of that draft model."""
+    """Tokens of all sessions that the KV cache of that draft model holds."""
     draft_translate: bool = False
     """True: that draft model may have another tokenizer than the target."""
     corpus_tokens: int = 0
-    """For `suffix` inside the verifier: like `DRAFTER_CORPUS_TOKENS`."""
+    """For `suffix`: tokens of output kept for each cache salt, from which later sessions of that salt are drafted; 0:
+    none. About 120 bytes each."""
     corpus_shared: bool = False
-    """For `suffix` inside the verifier: like `DRAFTER_CORPUS_SHARED`."""
+    """True: one corpus for all sessions, whatever their salt. Clients then see as speed what others wrote. False:
+    sessions without a salt share nothing."""
     lookahead: str = "4,3,3"
     """For `lookahead`: W,N,G of its paper: columns of the window, tokens of an n-gram, n-grams for a first token. The
     window takes (N-1)*W-1 of a session's `max_draft_tokens` that other candidates leave."""

@@ -44,10 +44,9 @@ class TraceConfig:
     folder: str = ""
     """Folder for files of spans, which `slipstream trace` reads; empty writes none."""
     rounds: str = "notable"
-    """Rounds that have spans of their own in the traces of a gateway: `notable`, or `all`."""
+    """Rounds that have spans of their own in a gateway's traces: `notable` or `all`."""
     keep_percent: float = 100.0
-    """Percent of the sampled traces that the collector keeps where it has no other reason to, its `KEEP_PERCENT`:
-    histograms of a gateway name the traces that it keeps (exemplars)."""
+    """The collector's `KEEP_PERCENT`: exemplars of a gateway's histograms name only traces that it keeps."""
 
 
 @asynccontextmanager
