@@ -1,14 +1,13 @@
-"""`python -m slipstream.telemetry`: the tables of docs/metrics.md."""
+"""`python -m slipstream.telemetry`: the lists of docs/metrics.md."""
 
 from __future__ import annotations
 
 from slipstream.telemetry.metrics import DECLARED, DEPRECATED, MODEL_ROLES, ROLES, Metric, Role
 
 
-def table(roles: tuple[Role, ...]) -> str:
+def listed(roles: tuple[Role, ...]) -> str:
     """The metrics that exactly these roles have, without those that repeat another one's numbers."""
-    own = [metric for metric in DECLARED if metric.roles == roles and not metric.same_as]
-    return "\n".join(["| metric | meaning |\n|---|---|", *map(_row, own)])
+    return "\n".join(_line(metric) for metric in DECLARED if metric.roles == roles and not metric.same_as)
 
 
 def same_numbers() -> str:
@@ -27,13 +26,13 @@ def deprecated() -> str:
     return "\n".join(["| deprecated | use |\n|---|---|", *rows])
 
 
-def _row(metric: Metric) -> str:
+def _line(metric: Metric) -> str:
     labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
     histogram = " Histogram." if metric.kind == "histogram" else ""
-    return f"| `{metric.name}{labels}` | {metric.help}{histogram} |"
+    return f"- `{metric.name}{labels}`: {metric.help}{histogram}"
 
 
 if __name__ == "__main__":
     for roles in (ROLES, MODEL_ROLES, *((role,) for role in ROLES)):
-        print(f"{', '.join(roles)}\n\n{table(roles)}\n")
+        print(f"{', '.join(roles)}\n\n{listed(roles)}\n")
     print(f"{same_numbers()}\n\n{deprecated()}")

@@ -1,7 +1,7 @@
 """Every metric, declared once. A role's `MetricsCollector` has a source for each metric of the role and for no other.
 
 Names end in their unit, counters in `_total`; seconds everywhere. Labels have few values: values that
-clients or peers choose go through `BoundedLabels`. `python -m slipstream.telemetry` prints the tables of
+clients or peers choose go through `BoundedLabels`. `python -m slipstream.telemetry` prints the lists of
 `docs/metrics.md`.
 """
 
@@ -94,7 +94,7 @@ FORWARD = Metric(
     "gauge",
     "Path of the model's passes: `kernels`, `lean` or `library`; on vLLM CUDA graphs of chains of any length "
     "(`full`), of equal ones (`padded`), of parts of a pass (`piecewise`), or none (`eager`); `refused` is 1 where a "
-    "faster one was refused at the start. Always 1.",
+    "faster one was refused. Always 1.",
     MODEL_ROLES,
     ("path", "refused"),
 )
@@ -359,8 +359,7 @@ DRAFTING_PAUSED = _verifier(
 )
 DRAFTING_SLOWDOWN = _verifier(
     "slipstream_drafting_slowdown",
-    "Time of steps with drafting over that without, candidates aside, by trials at this load. Sessions that gain less"
-    " are not drafted for.",
+    "Time of steps with drafting over that without, candidates aside. Sessions that gain less are not drafted for.",
 )
 DEPTH_DRAFTED = _verifier(
     "slipstream_depth_drafted_tokens_total", "Candidates verified, by depth below the last committed token.", "depth"
