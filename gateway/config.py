@@ -44,7 +44,7 @@ class GatewayConfig:
     """A chat template: a Jinja file, the name of one of the model's, or a shipped one: `alpaca`, `chatml`, `llama2`,
     `llama3`, `vicuna`, `zephyr`. Empty: those beside the tokenizer, if any."""
     listen: str = "127.0.0.1:50051"
-    """HOST:PORT to listen at; port 0 picks a free one."""
+    """HOST:PORT to serve at; port 0 picks a free one."""
     http: str = "off"
     """HOST:PORT of the HTTP API, or `off`."""
     http_idle_s: float = 30.0

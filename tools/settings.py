@@ -45,17 +45,20 @@ def document() -> str:
 
 
 def _alike(roles: Iterable[Sequence[Setting]]) -> Iterable[Sequence[Setting]]:
-    """Settings of roles by their default and meaning: those of one list differ in their prefix alone."""
-    found: dict[tuple[str, str, str], list[Setting]] = defaultdict(list)
+    """Settings of roles by their meaning: those of one list differ in their prefix and default alone."""
+    found: dict[tuple[str, str], list[Setting]] = defaultdict(list)
     for setting in (setting for role in roles for setting in role):
-        found[setting.variable.partition("_")[2], setting.default, setting.meaning].append(setting)
+        found[setting.variable.partition("_")[2], setting.meaning].append(setting)
     return found.values()
 
 
 def _line(alike: Sequence[Setting]) -> str:
-    variables = ", ".join(f"`{each.variable}`" for each in alike)
-    default = "" if alike[0].default == "empty" else f" ({alike[0].default})"
-    return f"- {variables}{default}: {alike[0].meaning}"
+    """Their default stands behind the last one, or behind each where they differ."""
+    defaults = ["" if each.default == "empty" else f" ({each.default})" for each in alike]
+    if len(set(defaults)) == 1:
+        defaults[:-1] = [""] * (len(defaults) - 1)
+    variables = ", ".join(f"`{each.variable}`{default}" for each, default in zip(alike, defaults, strict=True))
+    return f"- {variables}: {alike[0].meaning}"
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ def same_numbers() -> str:
     for metric in DECLARED:
         if metric.same_as and metric.name not in DEPRECATED:
             others.setdefault(metric.same_as, []).append(f"`{metric.name}`")
-    rows = [f"| `{name}` | {', '.join(names)} |" for name, names in others.items()]
-    return "\n".join(["| metric | also named |\n|---|---|", *rows])
+    return "\n".join(f"- `{name}`: {', '.join(names)}" for name, names in others.items())
 
 
 def deprecated() -> str:
