@@ -1,7 +1,8 @@
 """One session while this gateway runs it, as one coroutine: open it on a verifier, receive rounds, append their tokens
 to the session log, append them to the clients' stream, end. It alone decides when a session is opened again on another
-verifier and when it fails. Rounds come from `VerifierWorker.receive`. Every token that a verifier sends goes through `_commit_and_show`:
-SessionLog.append first, OutputStream.append_tokens after it, from where `registry` sends events to clients.
+verifier and when it fails. Rounds come from `VerifierWorker.receive`. Every token that a verifier sends goes through
+`_commit_and_show`: SessionLog.append first, OutputStream.append_tokens after it, from where `registry` sends events to
+clients.
 """
 
 from __future__ import annotations
@@ -280,8 +281,8 @@ class SessionRun:
         if choose(model, arithmetic=arithmetic) or not choose(model):
             return Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER")
         return Unavailable(
-            f"No verifier of arithmetic {arithmetic} is left, which wrote this text so far; resume it when one is back, or "
-            "with mixed_arithmetic to go on with another one, marked.",
+            f"No verifier of arithmetic {arithmetic} is left, which wrote this text so far; resume it when one is "
+            "back, or with mixed_arithmetic to go on with another one, marked.",
             reason=ARITHMETIC_GONE,
         )
 

@@ -30,12 +30,12 @@ from slipstream.proposers.base import (
     ProposerSettings,
     any_vocabulary,
 )
-from slipstream.proposers.pair_cache import PairCache, PairReader, Path
 from slipstream.proposers.eagle_checkpoint import load_head
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.head_file import read_target
 from slipstream.proposers.node_choice import NodeChooser, Place
 from slipstream.proposers.packed_linear import pack
+from slipstream.proposers.pair_cache import PairCache, PairReader, Path
 
 PASSES = 7
 """Passes of the draft layer for one tree, after the one that reads the committed tokens."""

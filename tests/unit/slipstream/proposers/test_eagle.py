@@ -19,11 +19,11 @@ from benchmarks.virtual_gpu import DEVICE, VirtualGPU
 from slipstream.engine.engine import HiddenStates
 from slipstream.errors import FailedPrecondition, NotFound, SlipstreamError
 from slipstream.proposers.base import ROOT, DeeperLevels, HiddenRows, Proposal, ProposedNode, ProposerContext
-from slipstream.proposers.pair_cache import PairCache
 from slipstream.proposers.eagle import EagleProposer, _Growing, fuse
 from slipstream.proposers.eagle_checkpoint import load_head, save_head
 from slipstream.proposers.eagle_head import EagleHead
 from slipstream.proposers.head_file import read_target
+from slipstream.proposers.pair_cache import PairCache
 from slipstream.proposers.weights import output_weight
 from slipstream.speculation.sampling_params import SamplingParams
 from tests.support.checkpoints import VOCABULARY, save_checkpoint
