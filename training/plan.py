@@ -16,9 +16,9 @@ from training.acceptance import ROWS
 from training.answers import AT_ONCE, AnswerSettings, answer_speed
 from training.corpus import TrainingBatch
 from training.eagle import layers_read
-from training.network import ModuleLearner
 from training.run import ReadBatch, TrainingRun, open_drafter
 from training.samples import SampleMaker, own_share
+from training.split_model import ModuleLearner
 from training.target import TargetStates
 from training.texts import SourceText, read_texts
 from training.trained_drafter import TrainedDrafter

@@ -18,11 +18,11 @@ from training.corpus import TrainingBatch
 from training.draft import DraftModel
 from training.eagle import Eagle, layers_read
 from training.medusa import Medusa
-from training.network import ModuleLearner
 from training.report import Report, write_report
 from training.request import TrainRequest
 from training.samples import SampleMaker
 from training.speed import measure_speed
+from training.split_model import ModuleLearner
 from training.target import Target, TargetStates
 from training.texts import Samples
 from training.trained_drafter import TrainedDrafter

@@ -16,8 +16,8 @@ from training.corpus import TrainingBatch, TrainingCorpus, Windows, encode_strea
 from training.evaluate import evaluate
 from training.folder import save_model
 from training.loss import Teacher, head_loss
-from training.network import Network, build_llama, grow
 from training.settings import Settings, TrainingStage
+from training.split_model import SplitModel, build_llama, grow
 from training.trainer import Batches, CheckpointPolicy, LossFunction, Position, Trainer
 
 
@@ -64,7 +64,7 @@ class TrainingSession:
         return size / (len(self.held_out) - len(self.corpus.held_out) - 1)
 
     def _target(self) -> tuple[Any, Position]:
-        def loss_of(network: Network, batch: TrainingBatch) -> torch.Tensor:
+        def loss_of(network: SplitModel, batch: TrainingBatch) -> torch.Tensor:
             tokens = batch.tokens
             return head_loss(network.hidden(tokens[:, :-1]), network.embedding, tokens[:, 1:].reshape(-1))
 
@@ -75,7 +75,7 @@ class TrainingSession:
         body = torch.compile(target.model, dynamic=False) if self.settings.compiled else target.model
         head = target.get_input_embeddings().weight.detach()
 
-        def loss_of(network: Network, batch: TrainingBatch) -> torch.Tensor:
+        def loss_of(network: SplitModel, batch: TrainingBatch) -> torch.Tensor:
             inputs = batch.tokens[:, :-1]
             with torch.no_grad():
                 states = body(input_ids=inputs, use_cache=False).last_hidden_state
@@ -85,11 +85,11 @@ class TrainingSession:
         network, end = self._stage(self.settings.draft, loss_of, self.settings.seed + 100)
         return network.model.eval(), end
 
-    def _stage(self, stage: TrainingStage, loss_of: LossFunction, seed: int) -> tuple[Network, Position]:
+    def _stage(self, stage: TrainingStage, loss_of: LossFunction, seed: int) -> tuple[SplitModel, Position]:
         model = build_llama(stage.shape, self.settings.vocabulary, seed)
         if self.places.start is not None:
             grow(model, self.places.start / stage.name)
-        network = Network(model, self.settings.compiled)
+        network = SplitModel(model, self.settings.compiled)
         key = f"{stage} {seed} {self._fingerprint()} {self.places.start}"
         path = self.places.cache / f"{stage.name}.pt"
         keeping = CheckpointPolicy(path, key, self.settings.checkpoint_minutes, self.places.resume)

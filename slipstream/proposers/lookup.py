@@ -58,7 +58,7 @@ class Text(ReadableText, Protocol):
 AnyText = TypeVar("AnyText", bound=ReadableText)
 
 
-class TextReader(Generic[AnyText]):
+class ContextReader(Generic[AnyText]):
     """Keeps a text up with the context of its sequence."""
 
     def __init__(self, text: AnyText) -> None:
@@ -80,7 +80,7 @@ class LookupProposer:
 
     def __init__(self, open_text: Callable[[ProposerContext], Text]) -> None:
         self._open_text = open_text
-        self._readers: dict[Hashable, TextReader[Text]] = {}
+        self._readers: dict[Hashable, ContextReader[Text]] = {}
 
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
         return [self._propose_one(context) for context in contexts]
@@ -93,7 +93,7 @@ class LookupProposer:
     def _propose_one(self, context: ProposerContext) -> Proposal:
         reader = self._readers.get(context.handle)
         if reader is None:
-            reader = self._readers[context.handle] = TextReader(self._open_text(context))
+            reader = self._readers[context.handle] = ContextReader(self._open_text(context))
         text = reader.read_context(context)
         nodes: list[ProposedNode] = []
         for place in context.expand if reader.length == context.length else ():

@@ -51,7 +51,7 @@ CANDIDATES = 128
 
 
 @dataclass(slots=True)
-class _Known:
+class _RunnerSequence:
     """A sequence as the runner has it."""
 
     name: str
@@ -81,7 +81,7 @@ class VLLMEngine:
         cache = core.scheduler.kv_cache_config
         pool = BlockPool(int(cache.num_blocks) - NULL_BLOCKS, int(cache.kv_cache_groups[0].kv_cache_spec.block_size))
         self.kv = KVCache(pool, max_length, self._copy_rows, self._dropped)
-        self._known: dict[KVSequence, _Known] = {}
+        self._known: dict[KVSequence, _RunnerSequence] = {}
         """Those of the last passes last."""
         self._ended: list[str] = []
         """Names that the runner shall drop with the next pass."""
@@ -169,7 +169,7 @@ class VLLMEngine:
         for sequence, rows, computed in zip(sequences, held, tokens, strict=True):
             start, known = sequence.length + rows, self._known.pop(sequence, None)
             if known is None:
-                known = _Known(f"d{next(self._numbers)}", list(sequence.blocks))
+                known = _RunnerSequence(f"d{next(self._numbers)}", list(sequence.blocks))
                 new.append(new_request(known.name, [0], sequence.blocks, 0))  # its tokens are those of the PassStart
                 kept = len(known.blocks)
             else:

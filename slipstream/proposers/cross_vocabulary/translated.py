@@ -20,7 +20,7 @@ from slipstream.proposers.base import Proposal, ProposerContext, propose_each
 from slipstream.proposers.cross_vocabulary.continuations import Continuations, Ending, Logs
 from slipstream.proposers.cross_vocabulary.translation import DraftText, Translation
 from slipstream.proposers.draft_sequences import DraftSequences
-from slipstream.proposers.lookup import TextReader
+from slipstream.proposers.lookup import ContextReader
 from slipstream.proposers.node_choice import NodeChooser, Place
 from slipstream.tokenizer.vocabulary import common_prefix
 
@@ -92,7 +92,7 @@ class TranslatedProposer:
         self._sequences = DraftSequences(engine)
         self._chooser = NodeChooser(width, proposal_tokens, sharpness)
         self._translation = translation
-        self._readers: dict[Hashable, TextReader[DraftText]] = {}
+        self._readers: dict[Hashable, ContextReader[DraftText]] = {}
 
     @torch.inference_mode()
     def propose(self, contexts: list[ProposerContext]) -> list[Proposal | SlipstreamError]:
@@ -111,7 +111,7 @@ class TranslatedProposer:
 
     def _prepare(self, index: int, context: ProposerContext, parts: list[Pass]) -> Proposal:
         """Raises ResourceExhausted for a text that is longer than the draft model's or the cache's."""
-        reader = self._readers.setdefault(context.handle, TextReader(DraftText(self._translation)))
+        reader = self._readers.setdefault(context.handle, ContextReader(DraftText(self._translation)))
         text = reader.read_context(context)
         closed, ids = len(text.closed), text.ids
         expand = context.expand if len(text) == context.length else []

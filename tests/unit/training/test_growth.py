@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slipstream.errors import FailedPrecondition
-from training.network import build_llama, grow, placed
 from training.settings import Shape
+from training.split_model import build_llama, grow, placed
 
 SMALL = Shape(hidden=32, layers=2, heads=4, kv_heads=2, feed_forward=64, context=64)
 

@@ -16,9 +16,9 @@ from training.corpus import TrainingBatch
 from training.eagle import likeliest
 from training.loss import distilled, divergence
 from training.muon import Muon, orthogonal
-from training.network import ModuleLearner
 from training.request import TrainRequest
 from training.run import open_drafter
+from training.split_model import ModuleLearner
 from training.target import Target
 from training.trained_drafter import UNKNOWN, reached
 from training.trainer import CheckpointPolicy, Trainer

@@ -40,7 +40,7 @@ def build_llama(shape: Shape, vocabulary: int, seed: int) -> Any:
     return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
-class Network:
+class SplitModel:
     """Splits a model into fp32 masters: `embedding` [V, H] (also the head), `matrices` (2-D) and norms."""
 
     def __init__(self, model: Any, compiled: bool) -> None:
