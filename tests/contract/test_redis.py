@@ -215,7 +215,8 @@ async def test_a_write_that_a_lost_primary_did_not_answer_is_repeated_on_the_nex
             primary, made = second, record()
             await store.create(made)
         async with connected(second.url) as client:
-            assert await client.exists(*keys(made.id)) == 2
+            found = await client.exists(*keys(made.id)), await client.info("replication"), await client.dbsize()
+            assert found[0] == 2 and second.process.poll() is None, found
 
 
 async def test_lookups_at_once_forget_no_sentinel() -> None:

@@ -50,8 +50,10 @@ class RedisServer:
         eventually(self.answers, self.process)
 
     def answers(self) -> bool:
+        """Whether this process does, and no other one that took the port before it."""
         try:
-            return bool(self.ask("PING"))
+            with self._client() as client:
+                return bool(client.ping() and client.info("server")["process_id"] == self.process.pid)
         except redis.RedisError:
             return False
 
