@@ -15,7 +15,7 @@ export GRPC_VERBOSITY := ERROR
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo serve test-fast test test-machines test-compiled sanitize test-install test-vllm test-gpu keda test-cluster test-all real-model test-real test-clients isolation fuzz chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
+.PHONY: help setup setup-vllm demo serve test-fast test test-long test-machines test-compiled sanitize test-install test-vllm test-gpu keda test-cluster test-all real-model test-real test-clients isolation fuzz chaos simulation mutation images chart lint audit format protos bench load-tools equality clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,11 +61,14 @@ FAST := tests/unit tests/contract
 HEAVY := tests/unit/benchmarks tests/unit/capacity tests/unit/measurement/pairs tests/unit/slipstream/engine tests/unit/training \
 	tests/unit/repository/test_wheel.py tests/contract/test_redis.py
 test-fast: setup ## The inner loop: unit and contract tests without models and processes (under 90 s on two cores)
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile $(FAST) $(HEAVY:%=--ignore=%)
+	$(BIN)/python -m pytest -q -m "not slow and not long" -n 2 --dist loadfile $(FAST) $(HEAVY:%=--ignore=%)
 
-# Three files at a time, slow ones first: most tests wait for other processes, or for time to pass.
-test: setup ## Every test but the slow ones (some 11 minutes on two cores)
-	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
+# Four files at a time, slow ones first: most tests wait for other processes, or for time to pass.
+test: setup ## Every test but the slow and the long ones (some 9 minutes on two cores)
+	$(BIN)/python -m pytest -q -m "not slow and not long" -n 4 --dist loadfile --no-loadscope-reorder
+
+test-long: setup ## What `make test` asserts of parts, on whole processes and in more places (2 minutes)
+	$(BIN)/python -m pytest -q -m "long and not slow" -n 2 --dist loadfile
 
 # What a CPU without AVX-512 and bf16 instructions computes: kernels differ there, and what is promised does not.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2

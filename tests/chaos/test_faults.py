@@ -23,11 +23,11 @@ SHORT = (
     "a verifier is frozen",
     "one of each is killed",
     "gateway and verifier are cut off for 2 s",
-    "verifier and drafter are reset for 2 s",
-    "gateway and store are cut off for good on the way there",
     "other clients run out of time, cancel, and break their connection",
 )
 """What every run of the suite sees: each kind of fault once. The others are in `make chaos`."""
+LONG = ("verifier and drafter are reset for 2 s", "gateway and store are cut off for good on the way there")
+"""The same kinds in other places: `make test-long`."""
 SPARE_FILES = 10
 """Connections to the store, and to one gateway or another, come and go."""
 LEVEL: dict[str, int] = {}
@@ -36,7 +36,11 @@ LEVEL: dict[str, int] = {}
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+    "name",
+    [
+        name if name in SHORT else pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.slow)
+        for name in FAULTS
+    ],
 )
 async def test_no_text_changes(system: Cluster, name: str) -> None:
     if not LEVEL:

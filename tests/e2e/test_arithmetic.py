@@ -118,7 +118,9 @@ async def verifiers(count: int) -> AsyncIterator[list[Verifier]]:
         yield [Verifier(stack) for _ in range(count)]
 
 
-@pytest.mark.parametrize("other", [pytest.param("weights", marks=pytest.mark.slow), "type"])
+@pytest.mark.parametrize(
+    "other", [pytest.param("weights", marks=pytest.mark.slow), pytest.param("type", marks=pytest.mark.long)]
+)
 async def test_a_killed_verifiers_texts_are_its_own_a_typed_error_or_marked(tmp_path: Path, other: str) -> None:
     runs = [(TARGET, "float32"), (TARGET, "bfloat16")]
     if other == "weights":

@@ -19,6 +19,7 @@ from tests.support.greedy_text import greedy
 PROMPT, TOKENS = "the other 12, the 12", 24
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_a_gguf_file_is_served_as_the_model_that_it_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

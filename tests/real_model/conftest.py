@@ -44,7 +44,7 @@ def shallow(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_shallow(smollm2, tmp_path_factory.mktemp("shallow"))
 
 
-@pytest.fixture(scope="module", params=["auto", "float32"])
+@pytest.fixture(scope="module", params=["auto", pytest.param("float32", marks=pytest.mark.long)])
 def executor(request: pytest.FixtureRequest, smollm2: Path) -> EmbeddedExecutor:
     """The verifier's executor on the checkpoint, in the type that users get and in float32."""
     torch.set_num_threads(1)

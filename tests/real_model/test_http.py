@@ -157,6 +157,7 @@ def likelihoods(text: str) -> tuple[list[int], torch.Tensor]:
         return tokens, model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
 
 
+@pytest.mark.long
 async def test_log_probabilities_of_a_prompt_as_lm_eval_requests_them_equal_the_librarys(
     exact: openai.AsyncOpenAI,
 ) -> None:

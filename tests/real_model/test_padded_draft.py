@@ -52,6 +52,7 @@ def proposed(folder: Path, prompt: list[int], vocabulary_size: int) -> list[int]
     return [node.token for node in found.nodes]
 
 
+@pytest.mark.long
 def test_candidates_of_a_padded_draft_are_tokens_of_the_target(
     smollm2: Path, shallow: Path, padded: Path, vocabulary: int
 ) -> None:

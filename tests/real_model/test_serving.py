@@ -95,6 +95,7 @@ async def test_each_drafter_alone_gives_the_same_texts(
     assert not differing(plain, texts)
 
 
+@pytest.mark.long
 async def test_a_verifier_that_is_killed_and_started_again_goes_on_with_the_same_texts(fleet: Fleet) -> None:
     """In the middle of the texts, and for texts that begin after it."""
     prompts = OWN[:4]

@@ -221,7 +221,7 @@ def test_steps_that_are_full_of_candidates_have_room_for_prompts() -> None:
     assert Cells(cell, SHORT, measured=rates).at(10.0).stable
 
 
-@pytest.mark.parametrize("cell", [Cell(PLAIN), Cell(PLAIN, DRAFTING, 2, 1)])
+@pytest.mark.parametrize("cell", [Cell(PLAIN), pytest.param(Cell(PLAIN, DRAFTING, 2, 1), marks=pytest.mark.long)])
 def test_a_fleet_is_the_sum_of_its_cells(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells at once, step by step, against one at half the traffic, and against its stationary state."""
     monkeypatch.setattr(stationary, "SESSION_ROUNDS", 250)
