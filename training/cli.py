@@ -233,12 +233,15 @@ def _train_drafter(
     kind: str, config: Path | None, options: dict[str, Any], threads: int, *, resume: bool, dry_run: bool
 ) -> dict[str, Any]:
     """Trains a drafter. Returns the text to print."""
-    _prepare(threads)
-    from training.plan import TrainingPlanner
+    from slipstream.tokenizer.vocabulary import check_folder
     from training.request import read_request
-    from training.run import TrainingRun
 
     request = read_request(kind, config, options)
+    check_folder(request.target)  # before torch, which takes seconds to import
+    _prepare(threads)
+    from training.plan import TrainingPlanner
+    from training.run import TrainingRun
+
     run = TrainingRun(request)
     if dry_run:
         planned = TrainingPlanner(run).estimate()

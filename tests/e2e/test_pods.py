@@ -99,6 +99,7 @@ async def system(tmp_path: Path) -> AsyncIterator[System]:
         yield System(gateway_pb2_grpc.GatewayServiceStub(line), verifiers, drafters, [])
 
 
+@pytest.mark.long
 async def test_pods_that_are_added_get_sessions_and_pods_that_are_removed_lose_none(system: System) -> None:
     """As a good version replaces every pod, drafters first: no client notices."""
     for _ in range(4):

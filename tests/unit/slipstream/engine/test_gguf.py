@@ -225,6 +225,7 @@ def test_a_cache_that_cannot_be_written_is_a_typed_error(tmp_path: Path, monkeyp
     assert refusal.value.reason == "CACHE_UNWRITABLE"
 
 
+@pytest.mark.long
 def test_the_gateway_reads_a_file_without_torch(tmp_path: Path) -> None:
     """Its own process imports neither torch nor transformers, also where it is the first to convert."""
     file = save_gguf(random_model("llama"), "llama", tmp_path / "tiny.gguf")
