@@ -306,6 +306,8 @@ def _cause(error: BaseException) -> SlipstreamError:
         return error_of(error)
     if isinstance(error, SlipstreamError):
         return error
+    if isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError):
+        return Unavailable("this end of the stream is being stopped.")  # nothing else is left to read from
     if isinstance(error, DecodeError):
         return InvalidArgument("a frame is no protobuf of this contract.", reason=NOT_PROTOBUF)
     log.error("a stream's owner failed; the stream is broken off", exc_info=error)

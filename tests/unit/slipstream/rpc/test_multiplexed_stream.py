@@ -285,6 +285,24 @@ async def test_a_frame_that_is_no_protobuf_breaks_the_stream_and_is_no_failure_o
     assert not caplog.records
 
 
+async def test_a_stream_that_is_read_while_its_server_stops_is_no_failure_of_its_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def requests() -> AsyncIterator[Any]:
+        raise grpc.aio.BaseError("Server already stopped.")
+        yield
+
+    class Context:
+        async def send_initial_metadata(self, metadata: Any) -> None: ...
+
+        async def write(self, frame: Any) -> None: ...
+
+    context: Any = Context()
+    with pytest.raises(Unavailable):
+        await multiplexed_stream.serve(requests(), context, SendQueue[Command](), lambda request: None, pack)
+    assert not caplog.records
+
+
 async def test_a_listener_that_raises_on_a_loss_does_not_end_the_link() -> None:
     first, second, recorder = FakeCall(), FakeCall(), Recorder()
     recorder.fails["lost"] = ValueError("bug")
