@@ -1,14 +1,4 @@
-"""Where a session is in its life on one gateway. Its owner holds a lease in the store:
-
-            the lease is free                   a verifier opened it
-FOLLOWING ────────────────────▶  WAITING  ◀═══════════════════════▶  DECODING
-copies another       ▲              │            or was lost              │
-owner's log          │              │                                     │
-                     │   cancel     ▼                                     ▼
-                     │          CANCELLED ──── rounds are written ───▶  ENDING
-                     └─── the run is over: another gateway may own it ────┘
-From each of them to LEFT once the last client has gone: the record is kept for Resume.
-"""
+"""Where a session is in its life on one gateway."""
 
 from __future__ import annotations
 
