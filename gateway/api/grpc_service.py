@@ -140,7 +140,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
 @dataclass(frozen=True, slots=True)
 class AuthenticatedCall:
-    """A call whose API key was read: what the handlers of a gateway with keys are called with."""
+    """A call and whose it is: what the handlers of a gateway with keys are called with; without keys they make it."""
 
     context: Context
     request: RequestContext

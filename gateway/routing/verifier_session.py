@@ -17,6 +17,9 @@ Send = Callable[[verifier_pb2.DecodeCommand], None]
 
 MOST_EVENTS = 64
 
+MOST_DRAFTED = 1 << 16
+"""Candidates of one round that are believed: far above what a step holds, and no sum of them overflows."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
@@ -173,6 +176,9 @@ class VerifierSession:
             return "The verifier sent log-probabilities that do not fit its tokens; the session is opened again."
         if len(done.prompt_logprobs) != self._prompt_logprobs:
             return "The verifier sent log-probabilities that do not fit the prompt; the session is opened again."
+        counted = [(done.accepted, done.drafted), *((share.accepted, share.drafted) for share in done.drafters)]
+        if any(accepted > drafted or drafted > MOST_DRAFTED for accepted, drafted in counted):
+            return "The verifier sent numbers of candidates that cannot be; the session is opened again."
         # A round starts with credit left and may overdraw it by its own tokens; nothing may follow.
         return "The verifier overdrew its credit; the session is opened again." if self._credit <= 0 else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,12 @@ def opened(*, epoch: int = 1, credit: int = 100, max_length: int = 50) -> tuple[
     return session, wire
 
 
-def done(base: int, *tokens: int, epoch: int = 1) -> verifier_pb2.Round:
-    return verifier_pb2.Round(session=7, epoch=epoch, base_length=base, token_ids=tokens)
+def done(base: int, *tokens: int, epoch: int = 1, **counts: Any) -> verifier_pb2.Round:
+    return verifier_pb2.Round(session=7, epoch=epoch, base_length=base, token_ids=tokens, **counts)
+
+
+def share(drafted: int, accepted: int) -> verifier_pb2.DrafterShare:
+    return verifier_pb2.DrafterShare(drafter="one", drafted=drafted, accepted=accepted)
 
 
 async def tokens_of(session: VerifierSession) -> list[int]:
@@ -71,7 +76,17 @@ async def test_late_and_repeated_rounds_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [done(4, 9), done(3, 9, epoch=2), done(3, 100), done(3, *[1] * 48)], ids=["gap", "epoch", "token", "long"]
+    "wrong",
+    [
+        done(4, 9),
+        done(3, 9, epoch=2),
+        done(3, 100),
+        done(3, *[1] * 48),
+        done(3, 9, drafted=1, accepted=2),
+        done(3, 9, drafted=1 << 31),
+        done(3, 9, drafted=2, drafters=[share(1, 2)]),
+    ],
+    ids=["gap", "epoch", "token", "long", "accepted", "drafted", "of a drafter"],
 )
 async def test_a_round_that_cannot_be_right_ends_the_session(wrong: verifier_pb2.Round) -> None:
     session, _ = opened()
