@@ -25,23 +25,23 @@ FOLDERS = {
     "models/": f"{ROOT / 'models'}/",
     "examples/": f"{ROOT / 'examples'}/",
 }
-LONG = pytest.mark.long
-RUN: Mapping[str, bool | pytest.MarkDecorator] = {
-    "slipstream plan examples/plan/h100-l4.toml": True,
-    "slipstream plan examples/plan/h100-l4.toml --concurrency 500": True,
-    "slipstream plan examples/plan/h100-l4.toml --delay-ms 5 --acceptance 0.6 --rate 200 --tpot-p95-ms 20": True,
-    "slipstream plan --measure BIG --device cuda > target.json": True,
+QUICK, LONG, SLOW = (), pytest.mark.long, pytest.mark.slow
+RUN: Mapping[str, pytest.MarkDecorator | tuple[()]] = {
+    "slipstream plan examples/plan/h100-l4.toml": SLOW,
+    "slipstream plan examples/plan/h100-l4.toml --concurrency 500": SLOW,
+    "slipstream plan examples/plan/h100-l4.toml --delay-ms 5 --acceptance 0.6 --rate 200 --tpot-p95-ms 20": SLOW,
+    "slipstream plan --measure BIG --device cuda > target.json": SLOW,
     "slipstream plan --gpus DRAFT_MODEL": LONG,
-    "slipstream key alice >> api-keys": False,
-    "slipstream doctor --target .cache/smollm2 --drafter suffix --max-tokens 32": True,
-    "slipstream doctor --target models/target --draft models/draft --prompts prompts.txt": True,
-    "slipstream doctor --target models/target --draft models/eagle --drafter eagle --prompts prompts.txt": True,
-    "slipstream train eagle --target .cache/smollm2 --data prompts.txt --out smollm2-eagle --dry-run": True,
-    "slipstream bench prompts.txt --max-tokens 64 --html report.html": True,
-    "slipstream bench prompts.txt --max-tokens 64 --concurrency 4 --repeats 5": True,
-    "slipstream bench prompts.txt --concurrency 2 --max-tokens 64 --temperature 0.7 --repeats 3": True,
+    "slipstream key alice >> api-keys": QUICK,
+    "slipstream doctor --target .cache/smollm2 --drafter suffix --max-tokens 32": SLOW,
+    "slipstream doctor --target models/target --draft models/draft --prompts prompts.txt": SLOW,
+    "slipstream doctor --target models/target --draft models/eagle --drafter eagle --prompts prompts.txt": SLOW,
+    "slipstream train eagle --target .cache/smollm2 --data prompts.txt --out smollm2-eagle --dry-run": SLOW,
+    "slipstream bench prompts.txt --max-tokens 64 --html report.html": SLOW,
+    "slipstream bench prompts.txt --max-tokens 64 --concurrency 4 --repeats 5": SLOW,
+    "slipstream bench prompts.txt --concurrency 2 --max-tokens 64 --temperature 0.7 --repeats 3": SLOW,
 }
-"""Commands, and whether they are slow, above ten seconds of computing, or long."""
+"""Commands, and their marks: slow are those that compute for more than ten seconds."""
 ELSEWHERE = {
     "slipstream train eagle --target .cache/smollm2 --data prompts.txt --out smollm2-eagle --minutes 240": "four hours",
     "slipstream compare --verifier-price 2.5 --drafter-price 0.4": "test_experiment.py, behind a server with arms",
@@ -94,7 +94,7 @@ def test_every_command_line_is_run_or_listed_with_its_reason() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(each, marks=pytest.mark.slow if slow is True else slow or ()) for each, slow in RUN.items()],
+    [pytest.param(each, marks=mark) for each, mark in RUN.items()],
 )
 def test_a_command_of_the_documents_runs_to_its_end(command: str, servers: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("def read(self, path):\ndef write(self, path, text):\n" * 4)

@@ -23,7 +23,7 @@ GENERATE = "/slipstream.v1.GatewayService/Generate"
 CALLS = 150
 """At a time, each with almost as much as gRPC lets through: 590 MB in all."""
 WINDOW_BYTES = 1 << 16
-"""Of a call whose request nobody reads yet."""
+"""That flow control lets through of a call whose request is not read yet."""
 MOST_MIB = 40
 """Beside what was sent."""
 

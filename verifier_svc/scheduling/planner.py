@@ -37,7 +37,7 @@ PROMPT_PLACES = 4
 """One of so many places of a step is for prompts, where its sessions are bounded."""
 NO_CANDIDATES = Selection()
 MOST_MASKS_S = 0.05
-"""That a step waits for masks longer than it may wait for candidates."""
+"""Seconds that a step may wait for masks beyond those that it may wait for candidates."""
 MOST_SCORED = 256
 """Most tokens of a step whose prompts' log-probabilities are wanted: each has a row of logits, as wide as the
 vocabulary."""
