@@ -12,6 +12,7 @@ import multiprocessing.connection
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ FIRST_STEP_S = 300.0
 """Least seconds that the first step may take: kernels and communication are set up in it."""
 STATUS_S = 5.0
 """Seconds that a process's status may come after its sentinel: a killed one closes its files first."""
+STATUS_AGAIN_S = 0.01
 KILL_AGAIN_S = 0.2
 
 
@@ -132,7 +134,7 @@ class EngineCore:
             raise EngineLost(self._lost, reason="WORKER_LOST") from error
         except Exception as error:
             if self._lost or self._executor.is_failed:
-                self._lose(ends_of(self._executor.workers))
+                self._lose(self._lost or end_of(self._executor.workers))
                 raise EngineLost(self._lost, reason="WORKER_LOST") from error
             raise
         self._timeout_s = self._step_timeout_s
@@ -216,17 +218,19 @@ class EngineCore:
 
 def wait_for_end(workers: Sequence[Any]) -> str:
     """Waits for the first of vLLM's worker handles whose process ends; returns how it ended."""
-    ended = multiprocessing.connection.wait([worker.proc.sentinel for worker in workers])
-    for worker in workers:
-        if worker.proc.sentinel in ended:
-            worker.proc.join(STATUS_S)
-    return ends_of(workers)
+    multiprocessing.connection.wait([worker.proc.sentinel for worker in workers])
+    return end_of(workers)
 
 
-def ends_of(workers: Sequence[Any]) -> str:
-    """Describes the end of the first of these processes that is gone."""
-    for worker in workers:
-        if (code := worker.proc.exitcode) is not None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            return f"a vLLM worker {how}"
-    return "a vLLM worker ended"
+def end_of(workers: Sequence[Any]) -> str:
+    """Describes the end of the first of these processes that has a status. Waits up to STATUS_S for one: a process
+    closes its files before it has a status, and of two threads that read it at once one reads None."""
+    deadline = time.monotonic() + STATUS_S
+    while True:
+        for worker in workers:
+            if (code := worker.proc.exitcode) is not None:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+                return f"a vLLM worker {how}"
+        if time.monotonic() >= deadline:
+            return "a vLLM worker ended"
+        time.sleep(STATUS_AGAIN_S)

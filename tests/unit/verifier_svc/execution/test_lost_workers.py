@@ -15,7 +15,8 @@ from slipstream.engine.model_thread import ModelThread
 from verifier_svc.config import VerifierConfig
 from verifier_svc.execution import target
 from verifier_svc.execution.embedded import EmbeddedExecutor
-from verifier_svc.execution.vllm.engine_core import ends_of, wait_for_end
+from verifier_svc.execution.vllm import engine_core
+from verifier_svc.execution.vllm.engine_core import end_of, wait_for_end
 
 
 @pytest.mark.parametrize(
@@ -26,22 +27,29 @@ from verifier_svc.execution.vllm.engine_core import ends_of, wait_for_end
         ([None], "a vLLM worker ended"),
     ],
 )
-def test_the_first_worker_that_is_gone_is_named(codes: list[int | None], sentence: str) -> None:
-    assert ends_of([SimpleNamespace(proc=SimpleNamespace(exitcode=code)) for code in codes]) == sentence
+def test_the_first_worker_that_is_gone_is_named(
+    codes: list[int | None], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_core, "STATUS_S", 0.0)
+    assert end_of([SimpleNamespace(proc=SimpleNamespace(exitcode=code)) for code in codes]) == sentence
 
 
-def test_the_status_of_a_worker_may_come_after_its_end_is_seen() -> None:
+@pytest.mark.parametrize("described", [end_of, wait_for_end])
+def test_the_status_of_a_worker_may_come_after_its_end_is_seen(described: Callable[[Any], str]) -> None:
     """A killed process closes its files, its sentinel among them, before its parent can read how it ended."""
+
+    class Process:
+        def __init__(self, sentinel: int) -> None:
+            self.sentinel, self.codes = sentinel, iter((None, None, -signal.SIGKILL))
+
+        @property
+        def exitcode(self) -> int | None:
+            return next(self.codes)
+
     sentinel, alive = os.pipe()
-    process = SimpleNamespace(sentinel=sentinel, exitcode=None)
-
-    def join(timeout: float) -> None:
-        process.exitcode = -signal.SIGKILL
-
-    process.join = join
     os.close(alive)
     try:
-        assert wait_for_end([SimpleNamespace(proc=process)]) == "a vLLM worker was killed by SIGKILL"
+        assert described([SimpleNamespace(proc=Process(sentinel))]) == "a vLLM worker was killed by SIGKILL"
     finally:
         os.close(sentinel)
 
