@@ -64,7 +64,7 @@ class ServiceLimits:
     lossy_rules: bool = True
     """Whether the executor runs lossy acceptance rules."""
     scores_prompts: bool = True
-    """Whether it gives prompts' log-probabilities."""
+    """Whether the executor gives prompts' log-probabilities."""
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -89,7 +89,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         return len(self.scheduler) + sum(len(stream.compiling) for stream in self.streams)
 
     def sessions_of(self, tenant: str) -> int:
-        """Those of `session_count` that are this tenant's."""
+        """Number of sessions in `session_count` that are the tenant's."""
         opened = sum(session.request.tenant == tenant for session in self.by_id.values())
         return opened + sum(stream.compiling.sessions_of(tenant) for stream in self.streams)
 
@@ -165,7 +165,7 @@ def pack(replies: list[Reply]) -> verifier_pb2.DecodeResponse:
 
 
 class GatewayStream:
-    """The sessions of one gateway, by the numbers that it gave them."""
+    """The sessions of one gateway, by the numbers that the gateway gave them."""
 
     def __init__(self, service: VerifierService) -> None:
         self.outbox: SendQueue[Reply] = SendQueue()

@@ -59,17 +59,17 @@ class VerifierWorker:
 
     @property
     def model(self) -> types_pb2.ModelInfo | None:
-        """The model it runs; None until it was reached, and if it does not fit this gateway's tokenizer."""
+        """The verifier's model; None until the verifier was reached, and if the gateway's tokenizer does not fit it."""
         return None if self.mismatch else self._watch.model
 
     @property
     def present(self) -> bool:
-        """True while it answers."""
+        """True while the verifier answers."""
         return self._watch.present
 
     @property
     def answered(self) -> bool:
-        """Whether it has returned its model since this gateway started."""
+        """Whether the verifier has returned its model since this gateway started."""
         return self._watch.model is not None
 
     @property
@@ -87,23 +87,23 @@ class VerifierWorker:
 
     @property
     def ready(self) -> bool:
-        """Whether new sessions may be opened here."""
+        """Whether new sessions may be opened on the verifier."""
         known = self.model is not None and not self._watch.doubtful
         return known and self._link.up and not self._watch.load.draining
 
     @property
     def arithmetic(self) -> str:
-        """The name of its arithmetic; empty until it was reached."""
+        """The name of the verifier's arithmetic; empty until the verifier was reached."""
         return "" if self._watch.model is None else arithmetic_of(self._watch.model)
 
     @property
     def announced(self) -> str:
-        """The name that it announces and checks; empty for an older verifier, which has none."""
+        """The name of its arithmetic that the verifier announces and checks; empty for an older one, which has none."""
         return "" if self._watch.model is None else self._watch.model.arithmetic
 
     @property
     def weights(self) -> str:
-        """The revision of its model; empty until it was reached."""
+        """The revision of the verifier's model; empty until the verifier was reached."""
         return "" if self._watch.model is None else self._watch.model.revision
 
     @property
@@ -116,22 +116,22 @@ class VerifierWorker:
 
     @property
     def sessions(self) -> int:
-        """Sessions there: of all gateways as it reports them, and this gateway's own without delay."""
+        """Sessions on the verifier: of all gateways as it reports them, and this gateway's own without delay."""
         return max(len(self._sessions), self._watch.load.sessions)
 
     @property
     def crowded(self) -> bool:
-        """Whether sessions wait there for KV memory."""
+        """Whether sessions wait on the verifier for KV memory."""
         return self._watch.load.waiting > 0
 
     @property
     def pause_cause(self) -> str:
-        """Why its drafters pause; empty while they draft."""
+        """Why the verifier's drafters pause; empty while they draft."""
         return self._watch.load.drafting_paused
 
     @property
     def kv_usage(self) -> float:
-        """Share of its KV blocks that sessions hold, from 0 to 1."""
+        """Share of the verifier's KV blocks that sessions hold, from 0 to 1."""
         load = self._watch.load
         return 1 - load.kv_blocks_free / load.kv_blocks_total if load.kv_blocks_total else 0.0
 

@@ -27,7 +27,7 @@ MOST_CAUSE = 200
 WATCH_S = 15.0
 """Seconds between two looks at the server's memory."""
 ANSWER_S = 1.0
-"""Seconds that a look at whether it answers waits."""
+"""Seconds for which `answers` waits for the store."""
 RETRY_S = 1.0
 """Seconds until a gateway that may not start without an answer asks again."""
 MOVING_S = 0.5
@@ -55,18 +55,18 @@ class MeasuredStore:
         self._clock = clock
         self._patience_s = patience_s
         self._under_way: dict[int, float] = {}
-        """When each operation under way began; the oldest first."""
+        """Seconds of the clock at which each operation under way began, by its number; the oldest first."""
         self._numbers = 0
         self._reasons = BoundedLabels(MOST_REASONS)
         self.seconds = metrics.STORE_SECONDS.histogram()
         self.errors: Counter[tuple[str, ...]] = Counter()
         """Failures by operation and reason."""
         self.memory: StoreMemory | None = None
-        """As of the last look; None where the store is away or has no server."""
+        """The server's memory at the last look; None where the store is away or has no server."""
         self.answered = asyncio.Event()
         """Set once the store has answered; a wrong address never does."""
         self._away_since: float | None = None
-        """When it failed first since it answered last."""
+        """Seconds of the clock at which the store failed first since it answered last; None while it answers."""
         self._worry = ""
         """Last logged warning of the server's memory."""
 
@@ -87,7 +87,7 @@ class MeasuredStore:
             self._note(error)
 
     async def answers(self) -> bool:
-        """Whether it answers now, within ANSWER_S."""
+        """Whether the store answers now, within ANSWER_S."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self.greet()
@@ -167,7 +167,7 @@ class MeasuredStore:
         await self._store.close()
 
     async def _patient(self, operation: str, execute: Callable[[], Awaitable[Result]]) -> Result:
-        """Tries again while the store has not been away for long: it may be moving to another machine."""
+        """Tries the operation again while the store has not been away for long: it may be moving to another machine."""
         while True:
             try:
                 return await self._timed(operation, execute())
@@ -194,7 +194,7 @@ class MeasuredStore:
             self.seconds.labels(operation).observe(self._clock() - began)
 
     def _note(self, error: SlipstreamError | None) -> None:
-        """Whether the store answered, by what an operation ended with."""
+        """Records whether the store answered, and logs when that changes. `error`: of an operation that failed."""
         if isinstance(error, Unavailable):
             if self._away_since is None:
                 self._away_since = self._clock()

@@ -33,15 +33,15 @@ from typing import NamedTuple
 SETTLE = 8
 """Steps after a switch that are not measured."""
 LATEST = 32
-"""After so many, drafting is measured even if no candidate has come."""
+"""Steps after a switch from which on drafting is measured even if no candidate has come."""
 TRIED = 32
 """Measured steps of a trial."""
 BEFORE = 64
-"""Measured steps with drafting that it is compared with: they cost nothing."""
+"""Measured steps with drafting that a trial is compared with: they cost nothing."""
 TRIAL = SETTLE + TRIED + SETTLE
 """Steps that lose by a trial: after it, trees have to grow again."""
 MOST_OTHERS = 4 * TRIAL
-"""Steps in a trial that cannot be compared, after which it is given up."""
+"""Steps in a trial that cannot be compared, after which the trial is given up."""
 MOST_TRIALS = 8
 """Trials for one answer; their mean is it then."""
 DEVIATION = 0.1
@@ -65,20 +65,20 @@ class ComparedStep(NamedTuple):
 
     sessions: int
     tokens: int
-    """Committed."""
+    """Tokens that the step committed."""
     computed: int
-    """The step's own: one for each session, and its candidates."""
+    """Tokens that the step computed: one for each session, and its candidates."""
     seconds: float
-    """From the end of the step before to its own, waits included."""
+    """Seconds from the end of the step before to the step's own end, waits included."""
 
     @property
     def candidates(self) -> bool:
-        """Whether it verified any."""
+        """Whether the step verified any candidate."""
         return self.computed > self.sessions
 
 
 def compared_step(sessions: int, drafting: int, tokens: int, computed: int, seconds: float) -> ComparedStep | None:
-    """The step as trials see it; None where drafters draft for fewer than half of its sessions: it shows nothing."""
+    """The step as trials see it; None where drafters draft for fewer than half of its sessions: that shows nothing."""
     return ComparedStep(sessions, tokens, computed, seconds) if 2 * drafting >= sessions else None
 
 
@@ -87,7 +87,7 @@ class LoadAnswer:
     """The slowdown at one load, and the trials since it was found."""
 
     slowdown: float = 0.0
-    """Its logarithm; 0 before the first answer."""
+    """Logarithm of the slowdown; 0 before the first answer."""
     rest: float | None = None
     """Plain steps' time before the next trial; None before the first answer."""
     passed: float = 0.0
@@ -109,7 +109,7 @@ class DraftingTrial:
         self._sessions = 0.0
         self._answer = LoadAnswer()
         self._answers: dict[int, LoadAnswer] = {}
-        """By load."""
+        """Answers by load, which is the binary logarithm of a number of sessions."""
         self.trying = False
         """Whether a trial is under way: drafters pause."""
         self._measured: list[ComparedStep] = []

@@ -29,13 +29,16 @@ class Attending(Protocol):
 
 
 class Attender(Protocol):
+    """The plan of one pass: computes the attention of each of its sessions."""
+
     @property
     def positions(self) -> torch.Tensor:
-        """int64 [1, T]: of the pass's tokens in their texts."""
+        """int64 [1, T]: positions of the pass's tokens in their texts."""
         ...
 
     def attend(self, module: Any, states: States, extras: dict[str, object]) -> torch.Tensor:
-        """`module`: the attention layer, the library's (`Attending`) or ours."""
+        """Returns [1, T, H, Dv] of query, key and value as `attention` takes them. `module`: the attention layer, the
+        library's (`Attending`) or ours."""
         ...
 
 
@@ -53,7 +56,7 @@ def planned(plan: Attender) -> Iterator[None]:
 
 
 def current_plan() -> Attender | None:
-    """That of the block which runs."""
+    """The plan of the `planned` block that runs; None outside of one."""
     return _plan.get()
 
 

@@ -26,11 +26,11 @@ class SpeculatorSettings(NamedTuple):
     depth: int
     """Most draft tokens of a request after a step."""
     in_one_pass: bool
-    """Whether it drafts all of them in one pass (DFlash, DSpark), which writes KV behind the step's tokens."""
+    """Whether all of them are drafted in one pass (DFlash, DSpark), which writes KV behind the step's tokens."""
 
     @property
     def rows_ahead(self) -> int:
-        """KV rows behind a step's tokens that it writes at most."""
+        """KV rows behind a step's tokens that the speculator writes at most."""
         return self.depth + 1
 
 
@@ -39,7 +39,7 @@ class WorkerSettings:
     """Settings of a worker from its start on, as vLLM's `additional_config`."""
 
     failures: str
-    """The file in which it writes why it cannot start."""
+    """The file in which a worker writes why it cannot start."""
     kv_tokens: int = 0
     """Tokens that have room in the KV cache; 0: as many as vLLM's memory has."""
     speculator: SpeculatorSettings | None = None
@@ -129,9 +129,9 @@ class Graphs(NamedTuple):
     path: str
     """`full`: a CUDA graph for chains of any lengths; `padded`: for chains of one length; `piecewise`; or `eager`."""
     notice: str = ""
-    """Why they do not run as full graphs of ragged chains, where the operator did not ask for that."""
+    """Why passes do not run as full graphs of ragged chains, where the operator did not ask for that."""
     lengths: tuple[int, ...] = ()
-    """Ascending: those to which chains are padded, for all of a step to have one."""
+    """Lengths, ascending, to which chains are padded, so that all chains of a step have one length."""
 
 
 class Drafts(NamedTuple):
@@ -141,7 +141,7 @@ class Drafts(NamedTuple):
     token_ids: npt.NDArray[np.int32]
     """[N, D]"""
     log_probs: npt.NDArray[np.float32]
-    """[N, D] of each, given those before; NaN where its numbers are broken."""
+    """[N, D] log-probability of each, given those before it; NaN where the speculator's numbers are broken."""
 
 
 class SampledStep(NamedTuple):
