@@ -212,6 +212,9 @@ class GatewayStream:
             self._fail(command, Internal("the verifier failed on this session's command."))
 
     def _change_session(self, command: verifier_pb2.DecodeCommand) -> None:
+        """Carries out an attach, credit or close. The gateway closes a session that its last client has left, that was
+        cancelled, whose text has ended, or that moves to another verifier (`SessionRun._leave_verifier` there). Raises
+        InvalidArgument and PermissionDenied for drafters that may not be attached."""
         kind = command.WhichOneof("command")
         session = self._sessions.get(command.session)
         if session is None or session.closed or command.epoch < session.request.epoch:

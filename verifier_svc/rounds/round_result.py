@@ -22,7 +22,7 @@ class StepTiming:
     started: float
     ended: float
     waited: float
-    """Seconds for which the step was held back for candidates."""
+    """Seconds for which the step was held back for masks and candidates (`verifier_svc.wait_policy`)."""
     sessions: int
     tokens: int
 

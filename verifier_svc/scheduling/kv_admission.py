@@ -89,7 +89,8 @@ class KVAdmission:
         self._changes += 1
 
     def remove_session(self, session: Session) -> None:
-        """Frees the KV of a session that ended. No step is running."""
+        """Frees the KV of a session that ended: its blocks go back to the pool, where others' sessions may take them.
+        No step is running."""
         if session.sequence is not None:
             self._kv.close(session.sequence)
             session.sequence = None

@@ -201,9 +201,10 @@ class Planner:
     # Waiting.
 
     def hold_s(self, plan: StepPlan, waited_s: float) -> float:
-        """Seconds worth waiting for masks and candidates on their way, after `waited_s` seconds of waiting. For
-        candidates at most `max_wait_s` in all, two steps, and what other tenants' times leave (`StepPlan.limit_s`); for
-        masks, which come before them, MOST_MASKS_S longer at most: masks of late candidates begin late."""
+        """Seconds for which the step is to be held back, after `waited_s` seconds of waiting; 0: it starts now. What a
+        step waits for, and how long at most, the docstring of `verifier_svc.wait_policy` lists. Masks come first
+        (`plan` found out how long they are worth waiting for), and are waited for MOST_MASKS_S longer than candidates,
+        since masks of late candidates begin late."""
         if self._masks_s and waited_s < self._limits.max_wait_s + MOST_MASKS_S:
             return self._masks_s
         if not plan.decoding:
@@ -215,7 +216,7 @@ class Planner:
                 self._sources.proposing(each.session) if each.selection else self._sources.awaited(each.session, now)
                 for each in some
             )
-            return self._hold(plan, max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0)
+            return self._report_hold(plan, max(0.0, self._limits.max_wait_s - waited_s) if late else 0.0)
         gains: dict[Session, ExpectedGain] = {}
         awaited: dict[Session, tuple[DelayDistribution, float]] = {}
         for each in plan.step:
@@ -223,9 +224,11 @@ class Planner:
             if self._offers.limit(session) and (attachment := self._sources.awaited(session, now)) is not None:
                 gains[session] = self._expected_gain(each, plan, attachment.number)
                 awaited[session] = attachment.delays, now - attachment.since
-        return self._hold(plan, self._wait_policy.hold_s(plan, gains, awaited, waited_s, plan.limit_s - plan.seconds))
+        left_s = plan.limit_s - plan.seconds
+        return self._report_hold(plan, self._wait_policy.hold_s(plan, gains, awaited, waited_s, left_s))
 
-    def _hold(self, plan: StepPlan, seconds: float) -> float:
+    def _report_hold(self, plan: StepPlan, seconds: float) -> float:
+        """Informs sources that propose only while a step is held back. Returns `seconds`."""
         if seconds > 0.0:
             self._sources.step_held(each.session for each in plan.step)
         return seconds

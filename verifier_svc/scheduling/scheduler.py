@@ -110,7 +110,13 @@ class Scheduler:
     def end_session(
         self, session: Session, reason: verifier_pb2.FinishReason, error: SlipstreamError | None = None
     ) -> None:
-        """Ends the session on its drafters and sends its gateway a SessionEnd; its KV is free before the next step."""
+        """Ends the session on its drafters and sends its gateway a SessionEnd; its KV is free before the next step.
+
+        It is called for a complete text, for a close by the gateway (`GatewayStream._change_session`), for all sessions
+        of a gateway whose stream ended, and for errors. If the running step holds the session, its KV stays until that
+        step has ended, and the step's result for it is discarded. Then `run` calls `_free_kv`, which calls
+        `KVAdmission.remove_session`, which closes the KV sequence (`KVCache.close`): its blocks are in the pool again.
+        """
         if session.closed:
             return
         session.closed = True
@@ -127,6 +133,9 @@ class Scheduler:
         self.wake()
 
     async def run(self) -> None:
+        """Plans and runs steps until it is cancelled; frees the KV of ended sessions before each plan. It waits between
+        two steps for two reasons: no session can run, or the planned step is worth holding back (`Planner.hold_s`; the
+        docstring of `verifier_svc.wait_policy` lists what for). Any change ends the wait: the step is planned anew."""
         while True:
             self._changed.clear()
             self._free_kv()

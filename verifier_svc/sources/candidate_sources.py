@@ -166,8 +166,8 @@ class CandidateSources:
 
     def awaited(self, session: DraftedSession, now: float) -> Attachment | None:
         """The attachment whose candidates are awaited next, and whose `delays` are the times that they take after its
-        `since`; None when none are expected. Of several sources the one that is likeliest to send some soon.
-        """
+        `since`. None when none are due: no source of the session is up, drafting is paused for it, or its
+        sources propose without being waited for. Of several sources the one that is likeliest to send some soon."""
         awaited = [
             attachment
             for source in self._of_session.get(session, ())

@@ -156,9 +156,9 @@ class DraftingTrial:
         elif answer.slowdown and answer.passed >= (REST if answer.rest is None else answer.rest):
             answer.slowdown = 0.0
 
-    def hold(self, sessions: int) -> None:
-        """A step that shows nothing, because one tenant has most of it: the slowdown is what was found for as many
-        sessions as the others have."""
+    def skip_step(self, sessions: int) -> None:
+        """Ends a trial for a step that shows nothing, because one tenant has most of it: the slowdown is what was found
+        for as many sessions as the others have."""
         self.cancel()
         self._sessions = max(1.0, float(sessions))
         self._load = round(math.log2(self._sessions))

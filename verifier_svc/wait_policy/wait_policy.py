@@ -4,7 +4,8 @@ It measures three things over steps and rounds: tokens committed a second, the s
 and how many tokens a wait brought for each that was expected. `wait_time` has the formula, `draft_threshold` the price
 of a candidate, `drafting_trial` finds out how much drafting slows steps, and `session_drafting` which sessions it pays
 for in spite of that.
-Nothing here does I/O or reads a clock, so that the capacity simulation (`capacity`) waits by these very rules.
+The package's docstring lists what a step waits for, and who calls this. Nothing here does I/O or reads a clock, so that
+the capacity simulation (`capacity`) waits by these very rules.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class PricedStep(NamedTuple):
     tokens: int
     rate: float
     """Tokens that it commits a second."""
-    held: bool
+    inconclusive: bool
     """Whether the whole step shows nothing of what drafting is worth to it."""
 
 
@@ -192,12 +193,12 @@ class WaitPolicy(Generic[Key]):
         self._none_drafts = none_drafts
         self._tokens.add(step.tokens)
         self._seconds.add(seconds)
-        priced = others or PricedStep(step.sessions, tokens, self.rate(step), held=False)
+        priced = others or PricedStep(step.sessions, tokens, self.rate(step), inconclusive=False)
         self._draft_threshold.observe(priced.rate, lambda size: self._step_s(size, priced.sessions), priced.tokens)
         if self._draft_threshold.threshold == PAUSE:
             self._trial.cancel()  # the price has answered
-        elif priced.held:
-            self._trial.hold(priced.sessions)
+        elif priced.inconclusive:
+            self._trial.skip_step(priced.sessions)
         elif compared is None:
             self._trial.observe_other(step.sessions)
         else:

@@ -137,7 +137,8 @@ class KVCache:
         sequence.ahead = 0
 
     def close(self, sequence: KVSequence) -> None:
-        """Gives the blocks back; closing twice is harmless."""
+        """Gives the sequence's blocks back to the pool. Those that no other sequence reads are free at once; full ones
+        stay in the prefix cache until their room is needed. Closing twice is harmless."""
         if not sequence.closed:
             sequence.closed = True
             self._on_drop(sequence)
