@@ -223,6 +223,7 @@ def asking(address: str, setting: Setting, drafters: Sequence[str] | None) -> Sy
                 sampling=gateway_pb2.SamplingOptions(temperature=setting.temperature, seed=sum(prompt)),
                 speculation=speculation,
                 cache_salt=os.urandom(8).hex(),
+                stream_interval=count,  # as of the others, one answer
             )
             for prompt in prompts
         ]

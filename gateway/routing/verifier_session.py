@@ -17,6 +17,10 @@ Send = Callable[[verifier_pb2.DecodeCommand], None]
 
 MOST_EVENTS = 64
 
+CREDIT_PART = 0.25
+"""Part of a session's credit that is sent at once. Below a half, so that a session whose client takes all tokens never
+counts as short of credit (verifier_svc.session.Session.low_on_credit)."""
+
 MOST_DRAFTED = 1 << 16
 """Candidates of one round that are believed: far above what a step holds, and no sum of them overflows."""
 
@@ -41,6 +45,48 @@ class Received:
     end: SessionEnded | None = None
 
 
+class StallCheck:
+    """Calls `stuck` when a verifier that is waited for takes no steps for `stall_s` seconds, and does not wait for the
+    client itself (`idle`). One timer serves all waits of a session: most end within milliseconds. When this process
+    stood still, nothing could be received: the time begins anew."""
+
+    def __init__(
+        self, stall_s: float, steps: Callable[[], int], idle: Callable[[], bool], stuck: Callable[[], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._watch = StallWatch(stall_s, self._loop.time)
+        self._steps, self._idle, self._stuck = steps, idle, stuck
+        self._before = 0
+        """Steps when the last check ended."""
+        self._began = 0.0
+        """Loop time of that."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.waiting = False
+
+    def begin_wait(self) -> None:
+        self.waiting = True
+        self._watch.note_progress()
+        if self._timer is None:
+            self._begin_check()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin_check(self) -> None:
+        self._before, self._began = self._steps(), self._loop.time()
+        self._timer = self._loop.call_later(self._watch.check_s, self._end_check)
+
+    def _end_check(self) -> None:
+        self._watch.note_check(self._began, 2 * self._watch.check_s)
+        if not self.waiting or self._idle() or self._steps() != self._before:
+            self._watch.note_progress()
+        if self._watch.stalled():
+            self._stuck()
+        else:
+            self._begin_check()
+
+
 class VerifierSession:
     """Rounds wait here for the session's run; the verifier's credit bounds how many."""
 
@@ -52,12 +98,18 @@ class VerifierSession:
         self._length = 0
         self._max_length = 0
         self._credit = 0
+        """Tokens that the verifier may still generate."""
+        self._owed = 0
+        """Tokens that clients took and the verifier has not received as credit."""
+        self._window = 0
+        """Most tokens of credit that the session ever had, those owed included."""
         self._logprobs = False
         self._prompt_logprobs = 0
         """Log-probabilities of the prompt that the next round brings."""
         self._progressed = False
         self._received = Received()
         self._filled = asyncio.Event()
+        self._stall: StallCheck | None = None
 
     def open(self, request: verifier_pb2.DecodeOpen) -> None:
         """Raises Unavailable or ResourceExhausted when the request cannot be sent, InvalidArgument when it is too
@@ -65,7 +117,8 @@ class VerifierSession:
         self._epoch = request.key.epoch
         self._length = len(request.prefix.token_ids)
         self._max_length = request.max_length
-        self._credit = request.credit
+        self._credit = self._window = request.credit
+        self._owed = 0
         self._logprobs = request.HasField("top_logprobs")
         self._prompt_logprobs = request.prefix.prompt_length - 1 if request.HasField("prompt_logprobs") else 0
         self._send(verifier_pb2.DecodeCommand(session=self.number, epoch=self._epoch, open=request))
@@ -87,15 +140,21 @@ class VerifierSession:
         return self._received.rounds
 
     def add_credit(self, tokens: int) -> None:
-        """Let the verifier generate so many more tokens: a client took as many."""
-        self._credit += tokens
-        self._send_command(verifier_pb2.DecodeCommand(credit=verifier_pb2.DecodeCredit(tokens=tokens)))
+        """A client took so many tokens. The verifier may generate as many more, and receives that in few messages: once
+        they are CREDIT_PART of all credit."""
+        self._owed += tokens
+        self._window = max(self._window, self._credit + self._owed)
+        if self._owed >= self._window * CREDIT_PART:
+            owed, self._owed = self._owed, 0
+            self._credit += owed
+            self._send_command(verifier_pb2.DecodeCommand(credit=verifier_pb2.DecodeCredit(tokens=owed)))
 
     def attach_drafters(self, drafters: Iterable[verifier_pb2.DrafterAddress]) -> None:
         """Replace the session's drafters by these."""
         self._send_command(verifier_pb2.DecodeCommand(attach=verifier_pb2.DecodeAttach(drafters=drafters)))
 
     def close(self) -> None:
+        self._stop_checks()
         self._send_command(verifier_pb2.DecodeCommand(close=verifier_pb2.DecodeClose(length=self._length)))
 
     async def take_received(self) -> Received:
@@ -107,22 +166,20 @@ class VerifierSession:
         return received
 
     async def receive_until_stalled(self, steps: Callable[[], int], stall_s: float) -> Received:
-        """As `take_received`. Ends the session when the verifier's `steps` stand still for `stall_s` seconds, unless it
-        waits for the client. When this process itself stood still, nothing could be received: the time begins anew."""
-        if self._filled.is_set():
+        """As `take_received`. Ends the session when the verifier's `steps` stand still for `stall_s` seconds, a sixth
+        more at most, unless it waits for the client."""
+        if not self._filled.is_set():
+            if self._stall is None:
+                self._stall = StallCheck(stall_s, steps, lambda: self.out_of_credit, self._end_stalled)
+            self._stall.begin_wait()
+        try:
             return await self.take_received()
-        clock = asyncio.get_running_loop().time
-        watch = StallWatch(stall_s, clock)
-        while not watch.stalled():
-            began, before = clock(), steps()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(watch.check_s):
-                    return await self.take_received()
-            watch.note_check(began, 2 * watch.check_s)
-            if self.out_of_credit or steps() != before:
-                watch.note_progress()
+        finally:
+            if self._stall is not None:
+                self._stall.waiting = False
+
+    def _end_stalled(self) -> None:
         self.end(SessionEnded(FINISH_REASON_ERROR, Unavailable("The verifier is stuck.", reason="STUCK")))
-        return await self.take_received()
 
     def receive_round(self, done: verifier_pb2.Round) -> None:
         """A round that is late or repeated is dropped; one that cannot be right ends the session here."""
@@ -164,29 +221,39 @@ class VerifierSession:
         if self._received.end is None:
             self._received.end = end
         self._filled.set()
+        self._stop_checks()
 
     def _fault(self, done: verifier_pb2.Round) -> str:
         if done.epoch > self._epoch or done.base_length > self._length:
             return "The verifier skipped a part of the session; it is opened again."
         if self._length + len(done.token_ids) > self._max_length:
             return "The verifier went beyond the session's length; it is opened again."
-        if any(token >= self._vocabulary_size for token in done.token_ids):
+        if max(done.token_ids, default=0) >= self._vocabulary_size:
             return "The verifier sent a token outside its vocabulary; the session is opened again."
         if len(done.logprobs) != (len(done.token_ids) if self._logprobs else 0):
             return "The verifier sent log-probabilities that do not fit its tokens; the session is opened again."
         if len(done.prompt_logprobs) != self._prompt_logprobs:
             return "The verifier sent log-probabilities that do not fit the prompt; the session is opened again."
-        counted = [(done.accepted, done.drafted), *((share.accepted, share.drafted) for share in done.drafters)]
-        if any(accepted > drafted or drafted > MOST_DRAFTED for accepted, drafted in counted):
+        if _impossible(done) or any(map(_impossible, done.drafters)):
             return "The verifier sent numbers of candidates that cannot be; the session is opened again."
         # A round starts with credit left and may overdraw it by its own tokens; nothing may follow.
         return "The verifier overdrew its credit; the session is opened again." if self._credit <= 0 else ""
+
+    def _stop_checks(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None  # a ring would keep both until the next collection
 
     def _send_command(self, command: verifier_pb2.DecodeCommand) -> None:
         """A verifier that is gone is no error here: the session receives its end."""
         command.session, command.epoch = self.number, self._epoch
         with contextlib.suppress(SlipstreamError):
             self._send(command)
+
+
+def _impossible(counted: verifier_pb2.Round | verifier_pb2.DrafterShare) -> bool:
+    """Whether these numbers of candidates cannot be."""
+    return not counted.accepted <= counted.drafted <= MOST_DRAFTED
 
 
 def stream_lost(error: SlipstreamError, blame: float) -> SessionEnded:

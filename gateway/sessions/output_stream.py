@@ -6,6 +6,7 @@ text for all of them. The client that is farthest sets the verifier's credit.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import accumulate
@@ -76,7 +77,10 @@ class OutputStream:
         self._finished: gateway_pb2.Finished | None = None
         self._failure: SlipstreamError | None = None
         self._clients = 0
-        self._changed = Broadcast()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        """Clients that have taken all they may so far, each with the number of tokens from which on it is woken."""
+        self._taken = Broadcast()
+        """Clients took tokens, or are gone."""
 
     @property
     def over(self) -> bool:
@@ -97,7 +101,7 @@ class OutputStream:
             self._without_logprobs, self._logprobs = len(self.tokens), []
         self._rounds += rounds
         self._settle(self.transcript.push(tokens))
-        self.wake()
+        self._wake_clients()
 
     def set_prompt_logprobs(self, start: int, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
         """Log-probabilities of the prompt from its token 1 + `start` on; they come before the first tokens."""
@@ -129,28 +133,28 @@ class OutputStream:
         """The session ended."""
         if not self.over:
             self._finished = finished
-            self.wake()
+            self._wake_clients()
 
     def fail(self, error: SlipstreamError) -> None:
         """End the stream with an error; the session itself may go on elsewhere."""
         if not self.over:
             self._failure = error
-            self.wake()
+            self._wake_clients()
 
     async def follow(
-        self, offset: int = 0, characters: int | None = None, revision: int | None = None
+        self, offset: int = 0, characters: int | None = None, revision: int | None = None, interval: int = 0
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, then what a client misses that has `offset` tokens and so many characters of text (None: the
-        text of its tokens), then Finished. An event counts as taken when the next one is asked for. Raises what ended
-        the session instead, Aborted for an earlier `revision` than the session's, and OutOfRange for a later one, or an
-        offset that its output never reached."""
+        text of its tokens), then Finished. Behind the first tokens a Delta has `interval` tokens or more, but for the
+        last one. An event counts as taken when the next one is asked for. Raises what ended the session instead,
+        Aborted for an earlier `revision` than the session's, and OutOfRange for a later one, or an offset that its
+        output never reached."""
         self._clients += 1
         try:
             self._check(revision)
             yield self.started
+            self._take(offset)
             while True:
-                changed = self._changed.next_change()
-                self._take(offset)
                 for delta, until, later in self._deltas(offset, characters):
                     yield delta
                     offset, characters = until, later
@@ -159,7 +163,7 @@ class OutputStream:
                     break
                 if self._failure is not None:
                     raise self._failure
-                await changed.wait()
+                await self._wait_for(offset + max(1, interval if offset else 1))
             if offset > len(self.tokens):
                 raise OutOfRange(
                     f"The session has {len(self.tokens)} output tokens, not {offset}.",
@@ -193,7 +197,32 @@ class OutputStream:
     async def wait_for_clients(self, tokens: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until `lag` is below so many tokens, the clients are gone, or `stop()` is true at a `wake`."""
         while self.lag >= tokens and self._clients and not stop():
-            await self._changed.wait()
+            await self._taken.wait()
+
+    async def _wait_for(self, tokens: int) -> None:
+        """Wait until so many tokens may be sent, or none follow."""
+        if self._shown >= tokens or self.over:
+            return
+        waiting = tokens, asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            await waiting[1]
+        finally:
+            if waiting in self._waiting:  # cancelled
+                self._waiting.remove(waiting)
+
+    def _wake_clients(self) -> None:
+        """Wake the clients that wait for what there is now. Tokens that one waits to receive together with later ones
+        count as taken: the verifier does not wait for it."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            tokens, future = each
+            if not self.over and self._shown < tokens:
+                self._waiting.append(each)
+            elif not future.done():
+                future.set_result(None)
+        if self._waiting:
+            self._reach(len(self.tokens))
 
     def _check(self, revision: int | None) -> None:
         current = self.started.revision
@@ -277,15 +306,17 @@ class OutputStream:
     def _take(self, offset: int) -> None:
         """A client has so many tokens. Where that is all that may be sent, the verifier does not wait for it before it
         goes on: tokens that are held back count as taken. It may be ahead of what is known here."""
-        reached = offset if offset < self._shown else len(self.tokens)
+        self._reach(offset if offset < self._shown else len(self.tokens))
+
+    def _reach(self, reached: int) -> None:
         if reached > self.reached:
             advance, self.reached = reached - self.reached, reached
             self.wake()
             self.on_taken(advance)
 
     def wake(self) -> None:
-        """Let everything that waits here look again."""
-        self._changed.notify_all()
+        """Let what waits for clients look again."""
+        self._taken.notify_all()
 
 
 def _fitting(logprobs: Sequence[gateway_pb2.Logprob]) -> int:

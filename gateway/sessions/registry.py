@@ -84,7 +84,8 @@ class SessionRegistry:
             observer.generate_requested(request)
             with self._context.observers.admitting():
                 stream = await self._start_session(request, context.tenant, texts)
-            await self._send_events(stream, stream.follow(), observer, send)
+            events = stream.follow(interval=request.stream_interval)
+            await self._send_events(stream, events, observer, send)
 
     async def resume(self, request: gateway_pb2.ResumeRequest, context: RequestContext, send: Send) -> None:
         """Send what the client does not have yet. Raises NotFound, FailedPrecondition for a text of another vocabulary,
@@ -94,7 +95,8 @@ class SessionRegistry:
             revision = request.revision if request.HasField("revision") else None
             mixed = request.mixed_arithmetic if request.HasField("mixed_arithmetic") else None
             stream = await self._open_stream(request.session_id, context.tenant, revision, mixed)
-            await self._send_events(stream, stream.follow(request.offset, characters, revision), observer, send)
+            events = stream.follow(request.offset, characters, revision, request.stream_interval)
+            await self._send_events(stream, events, observer, send)
 
     async def _send_events(
         self, stream: OutputStream, events: AsyncGenerator[Event, None], observer: RequestObserver, send: Send

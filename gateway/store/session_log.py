@@ -184,7 +184,9 @@ class SessionLog:
     def _remember(self, epoch: int, start: int, tokens: Sequence[int] = (), params: bytes | None = None) -> None:
         del self._tokens[start:]
         self._tokens.extend(tokens)
-        self._written = replace(self._written, epoch=epoch, params=self._written.params if params is None else params)
+        params = self._written.params if params is None else params
+        if (epoch, params) != (self._written.epoch, self._written.params):
+            self._written = replace(self._written, epoch=epoch, params=params)
 
     def _last(self) -> tuple[str, int]:
         """The session's id and the epoch that was written last. A higher one, whose write was interrupted, may belong

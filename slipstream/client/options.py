@@ -13,7 +13,7 @@ from slipstream.v1 import gateway_pb2, types_pb2
 
 REQUEST_FIELDS = (
     *("model", "max_tokens", "stop_token_ids", "bad_words", "ignore_eos", "workload", "cache_salt", "priority"),
-    *("mixed_arithmetic", "include_stop", "show_special_tokens"),
+    *("mixed_arithmetic", "include_stop", "show_special_tokens", "stream_interval"),
 )
 """Options with the name and type of a field of the request; so are the next of a part of it, and those of
 `SamplingOptions`."""
@@ -51,6 +51,8 @@ class GenerateOptions(TypedDict, total=False):
     """The text ends behind the stop string that ended it, not before."""
     show_special_tokens: bool
     """Special tokens stand in the text as they are written."""
+    stream_interval: int
+    """Least tokens of a Delta, but for the first and the last one; 1 is the default."""
     ignore_eos: bool
     """Continue after the model's end-of-text token."""
     speculation: bool

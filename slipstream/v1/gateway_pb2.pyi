@@ -49,7 +49,7 @@ ROLE_DRAFTER: _types_pb2.Role
 ROLE_VERIFIER: _types_pb2.Role
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic", "prompt_logprobs", "shown_special_token_ids", "bad_words", "reasoning_limit", "include_stop", "show_special_tokens")
+    __slots__ = ("model", "prompt", "prompt_token_ids", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "speculation", "workload", "cache_salt", "prediction", "priority", "structured_output", "logprobs", "top_logprobs", "min_tokens", "annotation", "mixed_arithmetic", "prompt_logprobs", "shown_special_token_ids", "bad_words", "reasoning_limit", "include_stop", "show_special_tokens", "stream_interval")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class GenerateRequest(_message.Message):
     REASONING_LIMIT_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     prompt_token_ids: _types_pb2.TokenIds
@@ -102,7 +103,8 @@ class GenerateRequest(_message.Message):
     reasoning_limit: _types_pb2.ReasoningLimit
     include_stop: bool
     show_special_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., shown_special_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., reasoning_limit: _Optional[_Union[_types_pb2.ReasoningLimit, _Mapping]] = ..., include_stop: _Optional[bool] = ..., show_special_tokens: _Optional[bool] = ...) -> None: ...
+    stream_interval: int
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., workload: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[_types_pb2.StructuredOutput, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., annotation: _Optional[bytes] = ..., mixed_arithmetic: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., shown_special_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., reasoning_limit: _Optional[_Union[_types_pb2.ReasoningLimit, _Mapping]] = ..., include_stop: _Optional[bool] = ..., show_special_tokens: _Optional[bool] = ..., stream_interval: _Optional[int] = ...) -> None: ...
 
 class StoredRequest(_message.Message):
     __slots__ = ("owner", "revision", "vocabulary_fingerprint", "edited_tokens", "arithmetics", "response", "moves", "follows_prompt")
@@ -350,18 +352,20 @@ class DrafterStatistics(_message.Message):
     def __init__(self, name: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("session_id", "offset", "characters", "revision", "mixed_arithmetic")
+    __slots__ = ("session_id", "offset", "characters", "revision", "mixed_arithmetic", "stream_interval")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MIXED_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     offset: int
     characters: int
     revision: int
     mixed_arithmetic: bool
-    def __init__(self, session_id: _Optional[str] = ..., offset: _Optional[int] = ..., characters: _Optional[int] = ..., revision: _Optional[int] = ..., mixed_arithmetic: _Optional[bool] = ...) -> None: ...
+    stream_interval: int
+    def __init__(self, session_id: _Optional[str] = ..., offset: _Optional[int] = ..., characters: _Optional[int] = ..., revision: _Optional[int] = ..., mixed_arithmetic: _Optional[bool] = ..., stream_interval: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")

@@ -58,6 +58,10 @@ def wants_ids(context: RequestContext, query: Mapping[str, str]) -> bool:
     return "true" in (context.header(EVENT_IDS).lower(), query.get("event_ids", "").lower())
 
 
+ALL_AT_ONCE = 2**31
+"""Stream interval of an answer that is sent at its end, in tokens: above every session's length."""
+
+
 @dataclass(slots=True)
 class Choice:
     """Output of a session so far."""
@@ -115,6 +119,8 @@ async def collect_choices(
 ) -> list[Choice]:
     """Run a session for each request, and return their whole outputs."""
     choices = [Choice(index) for index in range(len(requests))]
+    for request in requests:
+        request.stream_interval = ALL_AT_ONCE
 
     async def add(index: int, event: Event) -> None:
         choices[index].add(event)

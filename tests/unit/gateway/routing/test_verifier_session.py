@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from capacity.clock import VirtualLoop, run
 from gateway.routing.verifier_session import SessionEnded, VerifierSession, stream_lost
@@ -180,11 +182,41 @@ def test_a_gateway_that_was_suspended_itself_takes_no_verifier_for_stalled(befor
 
 
 def test_commands_carry_the_sessions_number_and_epoch() -> None:
-    session, wire = opened()
-    session.add_credit(5)
+    session, wire = opened(credit=20)
+    session.add_credit(20)
     session.close()
     assert [(command.session, command.epoch) for command in wire.said] == [(7, 1), (7, 1), (7, 1)]
     assert [command.WhichOneof("command") for command in wire.said] == ["open", "credit", "close"]
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60),
+)
+def test_a_verifier_whose_client_takes_all_is_never_short_of_credit(credit: int, rounds: list[tuple[int, int]]) -> None:
+    """Credit is sent in parts; rounds generate `made` tokens, of which a client takes some, at last all."""
+    session, wire = opened(credit=credit, max_length=10**6)
+    at, lag = 3, 0
+    for made, taken in [*rounds, (1, 10**6)]:
+        if made and not session.out_of_credit:
+            session.receive_round(done(at, *[1] * made))
+            at, lag = at + made, lag + made
+        session.add_credit(min(taken, lag))
+        lag -= min(taken, lag)
+        sent = sum(command.credit.tokens for command in wire.said if command.WhichOneof("command") == "credit")
+        assert sent <= at - 3 - lag, "no credit for what no client took"
+        if not lag:
+            assert credit + sent - (at - 3) > credit / 2
+    received = asyncio.run(session.take_received())
+    assert received.end is None and sum(len(each.token_ids) for each in received.rounds) == at - 3
+
+
+def test_a_client_that_takes_single_tokens_causes_few_messages() -> None:
+    session, wire = opened(credit=512, max_length=10**6)
+    for at in range(1024):
+        session.receive_round(done(3 + at, 1))
+        session.add_credit(1)
+    assert [command.credit.tokens for command in wire.said[1:]] == [128] * 8
 
 
 def test_commands_to_a_lost_verifier_are_dropped_but_opening_a_session_fails() -> None:

@@ -118,6 +118,85 @@ def test_the_text_behind_a_number_of_tokens_is_that_which_a_client_of_them_lacks
     asyncio.run(run())
 
 
+@settings(deadline=None)
+@given(texts, st.lists(st.integers(1, 4), min_size=12, max_size=12), st.integers(0, 20), st.integers(0, 3))
+def test_a_stream_with_an_interval_has_the_same_tokens_in_deltas_of_that_size(
+    tokens: list[int], sizes: list[int], interval: int, have: int
+) -> None:
+    """But for the first one and the last one; nothing that waits in it keeps the verifier waiting."""
+
+    async def run() -> None:
+        whole, part, early = Client(), Client(), new_stream()
+        await whole.follow(ended(tokens))
+        early.append_tokens(tokens[:have])
+        await part.visit(early)
+        begun, stream, lengths, left = len(part.tokens), new_stream(), list[int](), list(tokens)
+
+        async def follow() -> None:
+            async for event in stream.follow(len(part.tokens), len(part.text), interval=interval):
+                part.receive_event(event)
+                if isinstance(event, gateway_pb2.Delta):
+                    lengths.append(len(event.token_ids))
+
+        follower = asyncio.create_task(follow())
+        await asyncio.sleep(0)
+        for size in sizes:
+            stream.append_tokens(left[:size])
+            left = left[size:]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert stream.lag == 0
+        end(stream)
+        await follower
+        assert (part.tokens, part.text, part.finished) == (whole.tokens, whole.text, True)
+        first = 0 if begun else 1
+        assert all(length >= interval for length in lengths[first:-2]), lengths
+
+    asyncio.run(run())
+
+
+async def test_a_client_of_one_answer_is_woken_for_the_first_tokens_and_for_the_end() -> None:
+    stream, events = new_stream(), list[Event]()
+
+    async def follow() -> None:
+        async for event in stream.follow(interval=2**31):
+            events.append(event)
+
+    follower = asyncio.create_task(follow())
+    for _ in range(1000):
+        stream.append_tokens([0])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(events) == 2 and stream.lag == 0
+    end(stream)
+    await follower
+    deltas = [list(event.token_ids) for event in events if isinstance(event, gateway_pb2.Delta)]
+    assert deltas == [[0], [0] * 999]
+
+
+@pytest.mark.parametrize("interval", [0, 8])
+async def test_a_client_that_reads_no_more_keeps_the_verifier_waiting_whatever_its_interval(interval: int) -> None:
+    """Control of the lag: what counts as taken is what the stream itself holds back, not what the client leaves."""
+    stream = new_stream()
+    async with aclosing(stream.follow(interval=interval)) as events:
+        await anext(events)
+        stream.append_tokens([0] * 20)
+        await anext(events)  # asks for no other one: these 20 are not taken yet
+        stream.append_tokens([0] * 20)
+        assert stream.lag == 40
+
+
+async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    stream = new_stream()
+    follower = asyncio.create_task(Client().follow(stream))
+    await asyncio.sleep(0)
+    follower.cancel()
+    await asyncio.wait([follower])
+    assert not stream._waiting and not stream.followed
+    stream.append_tokens([0])
+    assert stream.lag == 1
+
+
 async def test_an_offset_that_the_session_never_reached_is_out_of_range() -> None:
     client = Client()
     client.tokens = [0] * 3
