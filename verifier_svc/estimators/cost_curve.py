@@ -17,7 +17,7 @@ steps up with nodes that are worth nothing.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -59,25 +59,25 @@ class CostCurve:
         """`free_candidates`: a step takes as long as without any, so that every candidate pays."""
         self._free_candidates = free_candidates
         self._rows: dict[int, _Row] = {}
-        self._tables: dict[int, list[float]] = {}
+        self._shapes: dict[int, list[float]] = {}
+        """Of a row, what the others know (`_shape`)."""
+        self._grids: dict[int, list[float]] = {}
+        """Of a row, seconds of BUCKETS tokens."""
 
     def seconds(self, tokens: int, sessions: int) -> float:
-        """Positive, and non-decreasing in tokens. 1 µs, or 0.1 ms when measurements came in since the last call."""
-        return _at(self._table(_row(sessions)), sessions if self._free_candidates else tokens)
+        """Positive, and non-decreasing in tokens. 1 µs, or 20 µs when measurements came in since the last call."""
+        return _at(self._grid(_row(sessions)), sessions if self._free_candidates else tokens)
 
     def over(self, sessions: int) -> Callable[[range], list[float]]:
         """`seconds` of hundreds of sizes at once, ascending by one, as the budget asks for them in every step."""
-        table = self._table(_row(sessions))
+        grid = self._grid(_row(sessions))
         if self._free_candidates:
-            return lambda sizes: [_at(table, sessions)] * len(sizes)
-        return lambda sizes: [
-            *table[sizes.start : min(sizes.stop, LAST + 1)],
-            *(_at(table, tokens) for tokens in range(max(sizes.start, LAST + 1), sizes.stop)),
-        ]
+            return lambda sizes: [_at(grid, sessions)] * len(sizes)
+        return lambda sizes: _between(grid, sizes)
 
     def rows(self, sessions: Sequence[int]) -> list[list[float]]:
         """Seconds of BUCKETS tokens, for each number of sessions; candidates are never free here."""
-        return [[_at(table, tokens) for tokens in BUCKETS] for table in (self._table(_row(each)) for each in sessions)]
+        return [list(self._grid(_row(each))) for each in sessions]
 
     def observe(self, tokens: int, sessions: int, seconds: float) -> None:
         """One step's duration, by an EWMA of its logarithm with clipped steps (Huber).
@@ -89,10 +89,10 @@ class CostCurve:
         if not 0.0 < seconds < math.inf:
             return
         bucket = bisect_left(_BORDERS, tokens)
-        table = self._table(_row(sessions))
-        expected = table[BUCKETS[bucket]]
+        grid = self._grid(_row(sessions))
+        expected = grid[bucket]
         # What the bucket's own size would have taken, by the shape of the curve so far.
-        sample = seconds * expected / _at(table, tokens)
+        sample = seconds * expected / _at(grid, tokens)
         cells = self._rows.get(_row(sessions))
         cell = None if cells is None else cells[bucket]
         if cell is None:
@@ -109,31 +109,38 @@ class CostCurve:
         never: where cores are shared, even the median of a few is too slow too often.
         """
         bucket = bisect_left(_BORDERS, tokens)
-        table = self._table(_row(sessions))
+        grid = self._grid(_row(sessions))
         fastest = min(durations)
         if 0.0 < fastest < math.inf:
-            sample = fastest * table[BUCKETS[bucket]] / _at(table, tokens)
+            sample = fastest * grid[bucket] / _at(grid, tokens)
             self._store(_row(sessions), bucket, _Cell(sample, len(durations)))
 
     def _store(self, row: int, bucket: int, cell: _Cell) -> None:
         self._rows.setdefault(row, [None] * len(BUCKETS))[bucket] = cell
-        self._tables.clear()
-
-    def _table(self, row: int) -> list[float]:
-        """Seconds for 0 .. LAST tokens."""
-        table = self._tables.get(row)
-        if table is None:
-            table = self._tables[row] = _dense(self._grid(row))
-        return table
+        self._grids.clear()
+        self._shapes = {each: shape for each, shape in self._shapes.items() if each == row}
 
     def _grid(self, row: int) -> list[float]:
-        """Seconds per bucket: the prior, under every measured row, the farthest first and this row's own last."""
-        grid = [PRIOR_S * (1.0 + size / FREE_TOKENS) for size in BUCKETS]
-        for other in sorted(self._rows, key=lambda other: (-abs(other - row), other)):
-            grid = _overlay(grid, self._rows[other])
-        _go_on_in_line(grid, max((_last(cells) for cells in self._rows.values()), default=0))
-        own = self._rows.get(row, [None] * len(BUCKETS))
-        return non_decreasing(grid, [FILLED if cell is None else float(cell.count) for cell in own])
+        """Seconds of BUCKETS tokens: what the others know, and this row's own measurements last."""
+        grid = self._grids.get(row)
+        if grid is None:
+            own = self._rows.get(row)
+            grid = _overlay(self._shape(row), own) if own else list(self._shape(row))
+            _go_on_in_line(grid, max((_last(cells) for cells in self._rows.values()), default=0))
+            weights = [FILLED if cell is None else float(cell.count) for cell in own or [None] * len(BUCKETS)]
+            grid = self._grids[row] = non_decreasing(grid, weights)
+        return grid
+
+    def _shape(self, row: int) -> list[float]:
+        """The prior, under every other measured row, the farthest first. Most steps are of one row, which alone changes
+        then."""
+        shape = self._shapes.get(row)
+        if shape is None:
+            shape = [PRIOR_S * (1.0 + size / FREE_TOKENS) for size in BUCKETS]
+            for other in sorted(self._rows.keys() - {row}, key=lambda other: (-abs(other - row), other)):
+                shape = _overlay(shape, self._rows[other])
+            self._shapes[row] = shape
+        return shape
 
 
 def _row(sessions: int) -> int:
@@ -164,16 +171,21 @@ def _go_on_in_line(grid: list[float], last: int) -> None:
         grid[bucket] = max(grid[bucket], grid[last] + slope * (BUCKETS[bucket] - size))
 
 
-def _dense(grid: list[float]) -> list[float]:
-    table = [grid[0]]
+def _at(grid: list[float], tokens: int) -> float:
+    if tokens >= LAST:  # so many tokens keep any machine busy: the time is proportional
+        return grid[-1] * (tokens / LAST)
+    if tokens <= BUCKETS[0]:
+        return grid[0]
+    bucket = bisect_right(BUCKETS, tokens)
+    size, low = BUCKETS[bucket - 1], grid[bucket - 1]
+    return low + (grid[bucket] - low) * ((tokens - size) / (BUCKETS[bucket] - size))
+
+
+def _between(grid: list[float], sizes: range) -> list[float]:
+    """`_at` of these sizes, ascending by one."""
+    found = [_at(grid, tokens) for tokens in range(sizes.start, min(sizes.stop, BUCKETS[0]))]
     for (size, low), (next_size, high) in pairwise(zip(BUCKETS, grid, strict=True)):
         width = next_size - size
-        table += [low + (high - low) * (step / width) for step in range(width)]
-    return [*table, grid[-1]]
-
-
-def _at(table: list[float], tokens: int) -> float:
-    if tokens <= LAST:
-        return table[max(tokens, 0)]
-    # So many tokens keep any machine busy: the time is proportional.
-    return table[LAST] * (tokens / LAST)
+        here = range(max(size, sizes.start), min(next_size, sizes.stop))
+        found += [low + (high - low) * ((tokens - size) / width) for tokens in here]
+    return found + [_at(grid, tokens) for tokens in range(max(sizes.start, LAST), sizes.stop)]
