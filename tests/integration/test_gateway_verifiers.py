@@ -228,6 +228,16 @@ async def test_a_verifier_commits_no_more_than_its_credit_ahead(setting: Setting
     assert (await call).tokens == verifier.script[:40]
 
 
+@pytest.mark.parametrize(("interval", "most"), [(0, 40), (12, 5), (40, 2)])
+async def test_a_client_chooses_the_size_of_its_messages(setting: Setting, interval: int, most: int) -> None:
+    """Also where the interval is longer than the verifier's credit."""
+    front = await setting.front(setting.verifier(per_round=4), credit_tokens=8)
+    sent = [event.delta async for event in front.call(stream_interval=interval) if event.HasField("delta")]
+    sizes = [len(delta.token_ids) for delta in sent if delta.token_ids]
+    assert [token for delta in sent for token in delta.token_ids] == front.verifiers[0].script[:40]
+    assert len(sizes) <= most and min(sizes[1:-1], default=interval) >= interval
+
+
 async def test_tokens_that_a_client_reads_while_its_session_waits_for_a_verifier_become_credit_again(
     setting: Setting,
 ) -> None:

@@ -92,7 +92,18 @@ def test_without_faults_no_recovery_takes_place() -> None:
 
 
 def test_a_seed_is_replayed_exactly_in_another_process(reports: list[Report]) -> None:
-    command = [sys.executable, "-m", "tests.simulation", "--first", str(FIRST + 3), "--seeds", "2", "--jobs", "1", "--trace"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation",
+        "--first",
+        str(FIRST + 3),
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+        "--trace",
+    ]
     output = subprocess.run(
         command,
         env=os.environ | {"PYTHONHASHSEED": "7"},
