@@ -130,8 +130,9 @@ class VerifierSession:
 
     @property
     def suspect(self) -> bool:
-        """Whether it may have broken its stream: it was opened, and no round of it came. What a session breaks it
-        breaks again at the same position, since its tokens depend on nothing else, and then before its first round."""
+        """Whether the session may have broken its stream: it was opened, and no round of it came. What a session
+        breaks it breaks again at the same position, since its tokens depend on nothing else, and then before its first
+        round."""
         return not self._progressed and self._received.end is None
 
     @property
@@ -154,6 +155,8 @@ class VerifierSession:
         self._send_command(verifier_pb2.DecodeCommand(attach=verifier_pb2.DecodeAttach(drafters=drafters)))
 
     def close(self) -> None:
+        """Let the verifier end the session (`verifier_svc.service.GatewayStream`), whose KV is free before its next
+        step; it answers with a SessionEnd."""
         self._stop_checks()
         self._send_command(verifier_pb2.DecodeCommand(close=verifier_pb2.DecodeClose(length=self._length)))
 

@@ -57,7 +57,7 @@ class SessionEntry:
         """Take over a client's `mixed_arithmetic`; None: not set."""
         self.mixed = self.mixed if mixed is None else mixed
         if self.run is not None and self.mixed is not None:
-            self.run.mixed_arithmetic = self.mixed
+            self.run.choose_mixed(self.mixed)
 
     async def run_new_session(self, log: SessionLog, arrived_at: float) -> None:
         """Run a session that was just created; follow it if another owner takes it. Raises what the store raises."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from structlog.contextvars import bind_contextvars
@@ -29,10 +29,10 @@ from gateway.sessions.observer import Observers, outcome_of
 from gateway.sessions.output_stream import OutputStream, ignore_taken
 from gateway.sessions.request_stats import RequestStats, describe_rounds
 from gateway.sessions.state import SessionLife, SessionState
+from gateway.sessions.verifier_search import VerifierSearch
 from gateway.store.session_log import SessionLog
 from gateway.work.pieces import give_way
-from slipstream.concurrency import Backoff
-from slipstream.errors import ARITHMETIC_GONE, STEP_FAILED, Aborted, ResourceExhausted, SlipstreamError, Unavailable
+from slipstream.errors import Aborted, ResourceExhausted, SlipstreamError, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
 from slipstream.v1.verifier_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -84,8 +84,7 @@ class SessionRun:
         self._config = context.config
         self._log = log
         self._stream = stream
-        self.mixed_arithmetic = resolved.mixed_arithmetic
-        """The request's choice, or that of a client that resumed the session."""
+        self._search = VerifierSearch(resolved, context.router, context.config, life)
         self._spans = spans_of(log.params)
         from_beginning = log.epoch == 1 and not stream.tokens
         self._all_logged = from_beginning or context.config.durability == "strict"
@@ -100,13 +99,12 @@ class SessionRun:
         self._opened = False
         self._blame = 0.0
         """Losses that this session may have caused, others' shares left out."""
-        self._avoid: set[VerifierWorker] = set()
-        """Verifiers that failed this session or had no room for it: others come first."""
-        self._failed_steps = Backoff(first_s=0.5)
-        self._return_at = 0.0
-        """Loop time before which those are not tried again: what is wrong with their model may pass."""
         self.ended = asyncio.Event()
         stream.on_taken = self._add_credit
+
+    def choose_mixed(self, mixed: bool) -> None:
+        """Whether another arithmetic may go on with the text, by a client that resumed the session."""
+        self._search.mixed = mixed
 
     def cancel(self) -> None:
         """End soon; KV memory on the verifier is free before its next step."""
@@ -201,7 +199,11 @@ class SessionRun:
         self._opened = True
         await self._stream.wait_for_clients(self._config.credit_tokens, lambda: self._life.cancelled)
         prefixes = self._prefixes()
-        verifier = await self._wait_for_verifier(prefixes)
+        self._observer.verifier_wait_began()
+        try:
+            verifier = await self._search.wait(prefixes, wanted(self._written))
+        finally:
+            self._observer.verifier_wait_ended()
         if verifier is None:
             return None
         arithmetic = verifier.arithmetic
@@ -243,58 +245,6 @@ class SessionRun:
         """Fence off what was sent under the present epoch. The record counts it: it is no doing of its client's, who is
         charged for a session that it resumes often."""
         await self._log.raise_epoch(with_spans(self._log.params, self._spans, moves_of(self._log.params) + 1))
-
-    async def _wait_for_verifier(self, prefixes: Sequence[bytes]) -> VerifierWorker | None:
-        """A verifier of the arithmetic that wrote the text so far; where none came in time and the text may be mixed,
-        one of another. None when the session was cancelled meanwhile. Raises Unavailable when no verifier came."""
-        self._observer.verifier_wait_began()
-        try:
-            async with asyncio.timeout(self._config.rehoming_wait_s):
-                while not self._life.cancelled:
-                    if verifier := self._choose_verifier(prefixes):
-                        return verifier
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(self._return_at if self._awaiting_return else None):
-                            await self._router.changes.wait()
-                return None
-        except TimeoutError as error:
-            if other := self._choose_verifier(prefixes, waited=True):
-                return other
-            raise self._nowhere() from error
-        finally:
-            self._observer.verifier_wait_ended()
-
-    def _choose_verifier(self, prefixes: Sequence[bytes], *, waited: bool = False) -> VerifierWorker | None:
-        """A verifier of the arithmetic that wrote the text so far, preferably one that has not failed this session.
-        Where the text may be mixed, one of another arithmetic comes before one that failed, and once the session has
-        waited in vain. None while there is none."""
-        choose, model, arithmetic = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
-        fresh = choose(model, self._avoid, prefixes, arithmetic)
-        failed = None if fresh or self._awaiting_return else choose(model, (), prefixes, arithmetic)
-        if fresh is None and self._may_mix and (waited or failed):
-            return choose(model, self._avoid, prefixes) or failed or choose(model, (), prefixes)
-        return fresh or failed
-
-    def _nowhere(self) -> Unavailable:
-        """The error of a session that found no verifier."""
-        choose, model, arithmetic = self._router.choose_verifier, self._resolved.model.name, wanted(self._written)
-        if choose(model, arithmetic=arithmetic) or not choose(model):
-            return Unavailable("No verifier is ready for this model; retry.", reason="NO_VERIFIER")
-        return Unavailable(
-            f"No verifier of arithmetic {arithmetic} is left, which wrote this text so far; resume it when one is "
-            "back, or with mixed_arithmetic to go on with another one, marked.",
-            reason=ARITHMETIC_GONE,
-        )
-
-    @property
-    def _may_mix(self) -> bool:
-        """Whether another arithmetic may go on with the text, marked: the client's choice before the operator's."""
-        asked = self.mixed_arithmetic
-        return self._config.mixed_arithmetic == "mark" if asked is None else asked
-
-    @property
-    def _awaiting_return(self) -> bool:
-        return asyncio.get_running_loop().time() < self._return_at
 
     def _prefixes(self) -> list[bytes]:
         return prefix_hashes([*self._resolved.prompt, *self._stream.tokens], self._resolved.salt)
@@ -339,18 +289,14 @@ class SessionRun:
             return reason
         error = end.error or Unavailable("The verifier ended the session before its text did.", reason="PROTOCOL")
         if self._verifier is not None:
-            self._avoid.add(self._verifier)
-        if error.reason == STEP_FAILED:
-            self._return_at = asyncio.get_running_loop().time() + self._failed_steps.next_delay_s()
+            self._search.note_failure(self._verifier, error)
         self._observer.verifier_lost(error)
         self._leave_verifier()
         mendable = isinstance(error, (Unavailable, ResourceExhausted))
         if not mendable or self._blame + end.blame > self._config.rehomings:
             raise error
         self._blame += end.blame
-        if isinstance(error, ResourceExhausted) and not self._router.choose_verifier(
-            self._resolved.model.name, self._avoid, (), wanted(self._written)
-        ):
+        if isinstance(error, ResourceExhausted) and not self._search.untried(wanted(self._written)):
             raise error  # waiting in line is the client's choice
         return FINISH_REASON_UNSPECIFIED
 

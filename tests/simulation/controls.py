@@ -19,6 +19,7 @@ from gateway.sessions.output_stream import OutputStream
 from gateway.sessions.ownership import SessionOwnership
 from gateway.sessions.registry import SessionRegistry
 from gateway.sessions.run import SessionRun
+from gateway.sessions.verifier_search import VerifierSearch
 from gateway.store.memory import MemoryStore
 from gateway.store.session_log import SessionLog
 from slipstream.client.completion import Completion
@@ -119,7 +120,7 @@ RULES: dict[str, list[Callable[[ExitStack], Any]]] = {
     "a failed step is run again in parts": [_without(FaultIsolation, "_run_apart", _give_up)],
     "what a failed pass kept is rolled back": [_without(KVCache, "rollback", _keep_all)],
     "sessions may finish before a worker ends": [_without(parties, "GRACE_S", 0.0)],
-    "a text goes on with its own arithmetic": [_without(SessionRun, "_may_mix", True)],
+    "a text goes on with its own arithmetic": [_without(VerifierSearch, "_may_mix", True)],
     "a new owner reads the arithmetic": [_without(run, "wanted", lambda spans: "")],
     "a verifier that took another's address is asked, and refuses": [
         _without(WorkerWatch, "doubt", lambda self: None),

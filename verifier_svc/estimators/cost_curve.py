@@ -60,9 +60,9 @@ class CostCurve:
         self._free_candidates = free_candidates
         self._rows: dict[int, _Row] = {}
         self._shapes: dict[int, list[float]] = {}
-        """Of a row, what the others know (`_shape`)."""
+        """Seconds of BUCKETS tokens by row, as the other rows know them (`_shape`)."""
         self._grids: dict[int, list[float]] = {}
-        """Of a row, seconds of BUCKETS tokens."""
+        """Seconds of BUCKETS tokens by row."""
 
     def seconds(self, tokens: int, sessions: int) -> float:
         """Positive, and non-decreasing in tokens. 1 µs, or 20 µs when measurements came in since the last call."""

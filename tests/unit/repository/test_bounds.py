@@ -93,7 +93,7 @@ GROWING_ROWS: dict[tuple[str, str], Row] = {
     ("gateway/routing/router.py", "aliases"): (1, "names of models", "by configuration"),
     ("gateway/routing/router.py", "pools"): (1, "names of drafters' pools", "by configuration"),
     ("gateway/sessions/drafter_assignment.py", "_absent"): (1, "drafters that a session lost", "by the drafters"),
-    ("gateway/sessions/run.py", "_avoid"): (1, "verifiers that failed a session", "by the verifiers"),
+    ("gateway/sessions/verifier_search.py", "_avoid"): (1, "verifiers that failed a session", "by the verifiers"),
     ("gateway/store/measured.py", "errors"): (1, "counts", "operations times BoundedLabels"),
     ("gateway/store/memory.py", "_ended"): (1, "MemoryBackend, by tenant", "by the keys; its entries by bytes"),
     ("gateway/store/memory.py", "_suspended"): (1, "MemoryBackend, by tenant", "by the keys; its entries by bytes"),
