@@ -1,6 +1,6 @@
-"""The search for the verifier that a session is opened on: one of the arithmetic that wrote its text so far, first those
-that have not failed it. The router ranks verifiers by load and shared prefixes (`gateway.routing.verifier_choice`); what
-depends on the session's own past stands here."""
+"""The search for the verifier that a session is opened on: one of the arithmetic that wrote its text so far, first
+those that have not failed it. The router ranks verifiers by load and shared prefixes
+(`gateway.routing.verifier_choice`); what depends on the session's own past stands here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class VerifierSearch:
 
     async def wait(self, prefixes: Sequence[bytes], arithmetic: str) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far (empty: of any); where none came in time and the text
-        may be mixed, one of another. None when the session was cancelled meanwhile. Raises Unavailable when no verifier came."""
+        may be mixed, one of another. None when the session was cancelled meanwhile. Raises Unavailable when no verifier
+        came."""
         try:
             async with asyncio.timeout(self._config.rehoming_wait_s):
                 while not self._life.cancelled:
