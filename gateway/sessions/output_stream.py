@@ -7,6 +7,7 @@ text for all of them. The client that is farthest sets the verifier's credit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import accumulate
@@ -23,6 +24,8 @@ MOST_LOGPROBS = 1024
 """Most log-probabilities in one Delta, those of likeliest tokens counted: to write them takes some 1 ms."""
 MOST_TOKENS = 4096
 """Most tokens of one Delta: a client that is far behind catches up in pieces."""
+QUIET_S = 5.0
+"""Seconds after which a client receives what there is, whatever its interval: silence looks like a lost gateway."""
 
 
 def rolled_back(revision: int, output_tokens: int | None = None) -> Aborted:
@@ -146,9 +149,9 @@ class OutputStream:
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, then what a client misses that has `offset` tokens and so many characters of text (None: the
         text of its tokens), then Finished. Behind the first tokens a Delta has `interval` tokens or more, but for the
-        last one. An event counts as taken when the next one is asked for. Raises what ended the session instead,
-        Aborted for an earlier `revision` than the session's, and OutOfRange for a later one, or an offset that its
-        output never reached."""
+        last one and what is sent after QUIET_S. An event counts as taken when the next one is asked for. Raises what
+        ended the session instead, Aborted for an earlier `revision` than the session's, and OutOfRange for a later one,
+        or an offset that its output never reached."""
         self._clients += 1
         try:
             self._check(revision)
@@ -163,7 +166,9 @@ class OutputStream:
                     break
                 if self._failure is not None:
                     raise self._failure
-                await self._wait_for(offset + max(1, interval if offset else 1))
+                least = max(1, interval) if offset else 1
+                with contextlib.suppress(TimeoutError):
+                    await self._wait_for(offset + least, QUIET_S if least > 1 else None)
             if offset > len(self.tokens):
                 raise OutOfRange(
                     f"The session has {len(self.tokens)} output tokens, not {offset}.",
@@ -199,16 +204,17 @@ class OutputStream:
         while self.lag >= tokens and self._clients and not stop():
             await self._taken.wait()
 
-    async def _wait_for(self, tokens: int) -> None:
-        """Wait until so many tokens may be sent, or none follow."""
+    async def _wait_for(self, tokens: int, limit_s: float | None) -> None:
+        """Wait until so many tokens may be sent, or none follow. Raises TimeoutError after `limit_s`."""
         if self._shown >= tokens or self.over:
             return
         waiting = tokens, asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         try:
-            await waiting[1]
+            async with contextlib.nullcontext() if limit_s is None else asyncio.timeout(limit_s):
+                await waiting[1]
         finally:
-            if waiting in self._waiting:  # cancelled
+            if waiting in self._waiting:  # cancelled, or it took too long
                 self._waiting.remove(waiting)
 
     def _wake_clients(self) -> None:

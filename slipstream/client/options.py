@@ -52,7 +52,7 @@ class GenerateOptions(TypedDict, total=False):
     show_special_tokens: bool
     """Special tokens stand in the text as they are written."""
     stream_interval: int
-    """Least tokens of a Delta, but for the first and the last one; 1 is the default."""
+    """Least tokens of a message, but for the first and the last one, and for what there is after 5 seconds."""
     ignore_eos: bool
     """Continue after the model's end-of-text token."""
     speculation: bool

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 ERRANDS = {"listen": 0.46, "leave": 0.12, "edit": 0.23, "cancel": 0.15, "poison": 0.04}
+INTERVALS = (0, 0, 4, 1000)
+"""Stream intervals of the texts."""
 PATIENCE = RetrySettings(resume_s=60.0, stall_s=2.0)
 ANSWER_S = 2.0
 """For one gateway to answer."""
@@ -216,7 +218,7 @@ class Client:
         return saying
 
     async def _generate(self, text: Text, at: int) -> Watched:
-        request = gateway_pb2.GenerateRequest(max_tokens=text.tokens)
+        request = gateway_pb2.GenerateRequest(max_tokens=text.tokens, stream_interval=INTERVALS[text.first % 4])
         request.sampling.temperature = 0.0
         if text.mixed:
             request.mixed_arithmetic = True

@@ -137,14 +137,14 @@ WORLDS: dict[str, tuple[Storm, Size, int]] = {
     HONEST: (honest_storm, Size(), 0),  # where every stream keeps gRPC's promise
     "a record counts its rollbacks": (storm, EDITED, 22),
     "a stale text is not resumed": (storm, EDITED, 23),
-    "an owner that is fenced off follows the log": (storm, replace(EDITED, relaxed=0.0), 4),
+    "an owner that is fenced off follows the log": (storm, replace(EDITED, relaxed=0.0), 65),
     "a cancel is written down": (storm, Size(errands={"cancel": 1.0}), 0),
     "what was shown is written before a takeover": (storm, replace(EDITED, relaxed=1.0), 0),
     "a gateway that ends writes what is left": (restarts, ROLLING, 1),
     "sessions may finish before a worker ends": (restarts, ROLLING, 0),
     "a text goes on with its own arithmetic": (storm, TWO, 0),
     "a new owner reads the arithmetic": (storm, TWO, 0),
-    "a verifier that took another's address is asked, and refuses": (storm, TWO, 410),
+    "a verifier that took another's address is asked, and refuses": (storm, TWO, 573),
     "a mixture is marked": (storm, TWO, 3),
 }
 """Where a rule is missed, and from which seed on it is soon; any other one anywhere."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.sessions.output_stream import Event, OutputStream
+from capacity.clock import run as run_virtually
+from gateway.sessions.output_stream import QUIET_S, Event, OutputStream
 from gateway.text.transcript import Transcript
 from slipstream.errors import OutOfRange, Unavailable
 from slipstream.v1 import gateway_pb2, types_pb2, verifier_pb2
@@ -172,6 +174,31 @@ async def test_a_client_of_one_answer_is_woken_for_the_first_tokens_and_for_the_
     await follower
     deltas = [list(event.token_ids) for event in events if isinstance(event, gateway_pb2.Delta)]
     assert deltas == [[0], [0] * 999]
+
+
+def test_a_client_with_a_long_interval_receives_what_there_is_after_some_seconds() -> None:
+    async def main() -> None:
+        stream, client, clock = new_stream(), Client(), asyncio.get_running_loop().time
+
+        async def follow() -> None:
+            async for event in stream.follow(interval=100):
+                client.receive_event(event)
+
+        follower = asyncio.create_task(follow())
+        sizes = list[tuple[float, int]]()
+        for _ in range(140):  # a token in each 0.1 s
+            stream.append_tokens([0])
+            await asyncio.sleep(0.1)
+            if not sizes or sizes[-1][1] != len(client.tokens):
+                sizes.append((round(clock(), 3), len(client.tokens)))
+        assert [size for _, size in sizes] == [1, 51, 101]
+        assert all(later - earlier == pytest.approx(QUIET_S, abs=0.11) for (earlier, _), (later, _) in pairwise(sizes))
+        assert stream.lag == 0 and not client.finished
+        end(stream)
+        await follower
+        assert len(client.tokens) == 140 and client.finished
+
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("interval", [0, 8])
