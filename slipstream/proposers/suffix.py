@@ -78,14 +78,19 @@ def continuations(
     contexts = list(matches)
     left = 1.0
     while len(shares) < width and left >= enough:
-        best = max(range(len(contexts)), key=lambda index: contexts[index].length, default=-1)
-        if best < 0 or not contexts[best].length:
+        best, longest = 0, 0
+        for index, (_, length) in enumerate(contexts):
+            if length > longest:
+                best, longest = index, length
+        if not longest:
             break
         known = automata[best].followers(contexts[best])
-        seen = sum(hits for _, hits in known)
+        seen = 0
+        for _, hits in known:
+            seen += hits
         spent = 0.0
         for token, hits in known:
-            share = left * confidence(hits, seen, contexts[best].length, doubt)
+            share = left * confidence(hits, seen, longest, doubt)
             if share < enough or len(shares) == width:
                 break
             if token not in shares:
@@ -101,20 +106,22 @@ def likeliest_tree(matchers: Sequence[Matcher], nodes: int, bounds: TreeBounds) 
     matchers do not move."""
     found: list[FoundNode] = []
     automata = [matcher.automaton for matcher in matchers]
-    # Path probability (negated, for the smallest comes first), order of creation, the node, its parent's matches.
-    frontier: list[tuple[float, int, FoundNode, list[Match]]] = []
+    # Path probability (negated, for the smallest comes first), order of creation, parent, token, probability given the
+    # parent, and the parent's matches.
+    frontier: list[tuple[float, int, int, int, float, list[Match]]] = []
     order = 0
     path, matches = 1.0, [matcher.match for matcher in matchers]
+    width, least, doubt = bounds
     while len(found) < nodes:
-        for token, share in continuations(automata, matches, bounds.width, bounds.min_probability / path, bounds.doubt):
+        for token, share in continuations(automata, matches, width, least / path, doubt):
             order += 1
-            heapq.heappush(frontier, (-path * share, order, FoundNode(len(found), token, share), matches))
+            heapq.heappush(frontier, (-path * share, order, len(found), token, share, matches))
         if not frontier:
             break
-        negated, _, node, above = heapq.heappop(frontier)
-        found.append(node)
+        negated, _, parent, token, share, above = heapq.heappop(frontier)
+        found.append(FoundNode(parent, token, share))
         path = -negated
-        matches = [automaton.advance(match, node.token) for automaton, match in zip(automata, above, strict=True)]
+        matches = [automaton.advance(match, token) for automaton, match in zip(automata, above, strict=True)]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 ROOT = 0
@@ -26,6 +27,10 @@ class Match(NamedTuple):
 
     state: int
     length: int
+
+
+EMPTY = Match(ROOT, 0)
+_HITS = itemgetter(1)
 
 
 class SuffixAutomaton:
@@ -58,13 +63,13 @@ class SuffixAutomaton:
         self._last = ROOT
 
     def extend(self, tokens: Iterable[int]) -> None:
+        counts, links = self._count, self._link
         for token in tokens:
-            self._last = self._append(token)
+            state = self._last = self._append(token)
             self._appended += 1
-            state = self._last
-            while state != ROOT and self._count[state] < COUNT_LIMIT:
-                self._count[state] += 1
-                state = self._link[state]
+            while state != ROOT and (count := counts[state]) < COUNT_LIMIT:
+                counts[state] = count + 1
+                state = links[state]
 
     def tail(self) -> Match:
         """The longest suffix of the text that also occurred earlier, so that something may have followed it."""
@@ -75,38 +80,48 @@ class SuffixAutomaton:
 
     def advance(self, match: Match, token: int) -> Match:
         """The longest suffix of what was matched and then `token`. Amortised constant along one text."""
-        state, length = self._settled(match)
-        target = self._next(state, token)
-        while target == _NONE and state != ROOT:
+        state, length = self._state(match), match.length
+        firsts, targets, others = self._token, self._target, self._others
+        while True:
+            if firsts[state] == token:
+                target = targets[state]
+            else:
+                target = others[state].get(token, _NONE) if state in others else _NONE
+            if target != _NONE:
+                return Match(target, length + 1)
+            if state == ROOT:
+                return EMPTY
             state = self._link[state]
             length = self._length[state]
-            target = self._next(state, token)
-        return self._settled(Match(target, length + 1)) if target != _NONE else Match(ROOT, 0)
 
     def shorter(self, match: Match) -> Match:
         """The longest proper suffix of the match that occurs elsewhere too; the empty one at the root."""
-        state = self._link[self._settled(match).state]
-        return Match(state, self._length[state])
+        state = self._link[self._state(match)]
+        return Match(state, self._length[state]) if state != ROOT else EMPTY
 
     def count(self, match: Match) -> int:
         """Occurrences of the matched string."""
-        return self._count[self._settled(match).state]
+        return self._count[self._state(match)]
 
     def followers(self, match: Match) -> list[tuple[int, int]]:
         """(token, how often it followed the matched string); of equals, the one that was seen first comes first."""
-        state = self._settled(match).state
-        if self._target[state] == _NONE:
+        state, counts = self._state(match), self._count
+        first = self._target[state]
+        if first == _NONE:
             return []
-        followers = [(self._token[state], self._count[self._target[state]])]
-        followers += [(token, self._count[target]) for token, target in self._others.get(state, {}).items()]
-        return sorted(followers, key=lambda follower: -follower[1]) if len(followers) > 1 else followers
+        followers = [(self._token[state], counts[first])]
+        if state in self._others:
+            followers += [(token, counts[target]) for token, target in self._others[state].items()]
+            followers.sort(key=_HITS, reverse=True)
+        return followers
 
-    def _settled(self, match: Match) -> Match:
-        """The match at the state that stands for its string now: clones made since may have taken it over."""
+    def _state(self, match: Match) -> int:
+        """The state that stands for the matched string now: clones made since may have taken it over."""
         state, length = match
-        while state != ROOT and length <= self._length[self._link[state]]:
-            state = self._link[state]
-        return Match(state, length)
+        links, lengths = self._link, self._length
+        while state != ROOT and length <= lengths[links[state]]:
+            state = links[state]
+        return state
 
     def _append(self, token: int) -> int:
         """The state of the text so far and then `token`."""
@@ -167,7 +182,7 @@ class SuffixAutomaton:
 class Matcher:
     """The longest match of one reader's latest tokens. `match` is a value: keep any number, go back to any."""
 
-    def __init__(self, automaton: SuffixAutomaton, match: Match = Match(ROOT, 0)) -> None:  # noqa: B008 (immutable)
+    def __init__(self, automaton: SuffixAutomaton, match: Match = EMPTY) -> None:
         self.automaton = automaton
         self.match = match
 
