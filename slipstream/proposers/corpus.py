@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.errors import InvalidArgument
-from slipstream.proposers.suffix_automaton import Matcher, SuffixAutomaton
+from slipstream.proposers.suffix_automaton import Match, Matcher, SuffixAutomaton
 from slipstream.tenants import TenantCache
 
 REACH = 32
@@ -36,13 +36,42 @@ class Corpus:
         self._young.begin()
         self._young.extend(text)
 
-    def matchers(self, recent: Sequence[int]) -> list[Matcher]:
-        """One matcher for each generation, after reading the last REACH tokens of `recent`."""
-        matchers = [Matcher(self._young), Matcher(self._old)]
-        for matcher in matchers:
-            for token in recent[-REACH:]:
+    def generations(self) -> list[SuffixAutomaton]:
+        """Those that hold any text, the young one first."""
+        return [automaton for automaton in (self._young, self._old) if len(automaton)]
+
+
+class CorpusReader:
+    """The matches of one sequence's last REACH tokens in a corpus. They move along with the sequence, and are sought
+    again where the corpus has changed: it does so once in some hundred tokens."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+        self._known: list[tuple[SuffixAutomaton, Match, int]] = []
+        """By generation: the match, and how many tokens the automaton had."""
+        self._length = 0
+        """Tokens of the sequence that the matches are of."""
+
+    def matchers(self, tokens: Sequence[int]) -> list[Matcher]:
+        """One new matcher for each generation that holds any text, after the last REACH tokens of `tokens`: those of
+        the last call, and what was appended since."""
+        generations = self._corpus.generations()
+        if not generations:
+            return []
+        known = {automaton: match for automaton, match, size in self._known if size == len(automaton)}
+        fresh = tokens[max(self._length, len(tokens) - REACH) :]
+        found: list[Matcher] = []
+        for automaton in generations:
+            match = known.get(automaton)
+            matcher = Matcher(automaton) if match is None else Matcher(automaton, match)
+            for token in tokens[-REACH:] if match is None else fresh:
                 matcher.advance(token)
-        return matchers
+            if matcher.match.length > REACH:
+                matcher.match = Match(matcher.match.state, REACH)
+            found.append(matcher)
+        self._known = [(each.automaton, each.match, len(each.automaton)) for each in found]
+        self._length = len(tokens)
+        return found
 
 
 class Corpora:

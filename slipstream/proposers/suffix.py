@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
-from slipstream.proposers.corpus import REACH, Corpora, Corpus
+from slipstream.proposers.corpus import REACH, Corpora, Corpus, CorpusReader
 from slipstream.proposers.lookup import DOUBT, FoundNode, LookupProposer, confidence, doubt_at
 from slipstream.proposers.suffix_automaton import Match, Matcher, SuffixAutomaton
 
@@ -33,6 +33,7 @@ class SuffixText:
         """`first`: tokens that the corpus does not receive. Prompts are not ours to share, and output that a sequence
         is opened with was added before."""
         self._corpus = corpus
+        self._reader = CorpusReader(corpus) if corpus is not None else None
         self._bounds = bounds
         self._first = self._given = first
         self._tokens: list[int] = []
@@ -46,8 +47,8 @@ class SuffixText:
 
     def look_up(self, path: list[int], count: int) -> list[FoundNode]:
         matchers = [Matcher(self._automaton, self._automaton.tail())]
-        if self._corpus is not None:
-            matchers += self._corpus.matchers(self._tokens)
+        if self._reader is not None:
+            matchers += self._reader.matchers(self._tokens)
         for matcher in matchers:
             for token in path:
                 matcher.advance(token)
