@@ -8,9 +8,10 @@ the next generation: from nothing, or from an unsent node and what hangs below i
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from slipstream.proposers.base import DeeperLevels
@@ -50,12 +51,17 @@ class DraftNode:
     children: dict[int, DraftNode] = field(default_factory=dict)
     order: int = 0
     """Order of creation in the tree; breaks ties, and puts parents before their children."""
+    lives: bool = True
+    """False from when a commit left it aside."""
+
+    @property
+    def rank(self) -> Rank:
+        return -self.path_log_prob, self.order, self
 
 
-Ranked = list[tuple[float, int, DraftNode]]
-"""A heap of nodes, the likeliest path on top, the older one among equals. Nodes that no longer belong there leave it
-when they come to the top: heaps are read once a step for each session, the whole tree is walked once a commit.
-"""
+Rank = tuple[float, int, DraftNode]
+"""Sorts the likeliest path first, and the older one among equals."""
+_UNLIKELIHOOD = itemgetter(0)
 
 
 class DraftTree:
@@ -66,6 +72,10 @@ class DraftTree:
         self.root = DraftNode(ROOT, -1, None, 0)
         self.node_count = 0
         """Live nodes below the root."""
+        self._unsent: list[Rank] = []
+        """Live nodes below the root that were not sent, sorted."""
+        self._open: list[Rank] = []
+        """Live nodes and the root, if they were not expanded when the root last moved; sorted."""
         self._newly_sent: list[DraftNode] = []
         self._order = 0
         self.restart(base_length)
@@ -73,25 +83,18 @@ class DraftTree:
     @property
     def sent_count(self) -> int:
         """Live nodes that were sent."""
-        return self.node_count - self._unsent_count
+        return self.node_count - len(self._unsent)
 
     @property
     def favourite(self) -> DraftNode | None:
         """The root's first child: the best candidate for the next token, however bad."""
         return next(iter(self.root.children.values()), None)
 
-    def lives(self, node: DraftNode) -> bool:
-        """True for the root and what hangs below it."""
-        above: DraftNode | None = node
-        while above is not None and above is not self.root:
-            above = above.parent
-        return above is not None
-
     def add(
         self, parent: DraftNode, token: int, log_prob: float, distribution: DraftDistribution | None = None
     ) -> DraftNode | None:
         """Adds an unsent node; None when the parent is dead, or has that child already."""
-        if token in parent.children or not self.lives(parent):
+        if token in parent.children or not parent.lives:
             return None
         # Rounding must not make a path likelier than its beginning: parents are sent before their children.
         path_log_prob = parent.path_log_prob + min(log_prob, 0.0)
@@ -100,10 +103,9 @@ class DraftTree:
         node.order = self._order
         parent.children[token] = node
         self.node_count += 1
-        self._unsent_count += 1
-        entry = (-path_log_prob, node.order, node)
-        heapq.heappush(self._unsent, entry)
-        heapq.heappush(self._open, entry)
+        rank = node.rank
+        insort(self._unsent, rank)
+        insort(self._open, rank)
         return node
 
     def join(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode]) -> list[DraftNode]:
@@ -139,7 +141,7 @@ class DraftTree:
     def worth_sending(self, most_nodes: int, least_log_prob: float) -> list[DraftNode]:
         """Unsent nodes on paths that are likely enough, likeliest first, until `most_nodes` are sent."""
         room = most_nodes - self.sent_count
-        if room <= 0:
+        if room <= 0 or not self._unsent:
             return []
         worthy = self.unsent(room, least_log_prob, DEEPEST)
         first = self.favourite
@@ -172,19 +174,21 @@ class DraftTree:
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
         """
-        return self._best(self._unsent, lambda node: node.number == UNSENT, count, least_log_prob, max_depth)
+        return self._likely(self._unsent, least_log_prob, max_depth)[:count]
 
     def reopen(self, node: DraftNode) -> None:
         """Makes the node one to expand again, because nothing was proposed below it after all."""
-        node.expanded = False
-        self._rank(list(self.nodes()))
+        if node.expanded and node.lives:
+            self._open = [rank for rank in self._open if not rank[2].expanded]  # the node may be among them
+            node.expanded = False
+            insort(self._open, node.rank)
 
     def mark_sent(self, node: DraftNode) -> None:
         """Gives the node its number. Its parent must have one."""
         assert node.parent is not None and node.parent.number != UNSENT
         self._last_number += 1
         node.number = self._last_number
-        self._unsent_count -= 1
+        self._unsent.remove(node.rank)
         self._newly_sent.append(node)
 
     def take_sent(self) -> list[DraftNode]:
@@ -209,33 +213,34 @@ class DraftTree:
 
     def commit(self, token_ids: Sequence[int]) -> bool:
         """Moves the root along committed tokens. False when they left the sent nodes, so that a generation begins."""
-        node: DraftNode | None = self.root
-        for token in token_ids:
-            if node is not None:
-                child = node.children.pop(token, None)
-                _drop(node)
-                node = child
+        node = self.root
         self._committed += len(token_ids)
-        if node is None:
-            self.restart(self._committed)
-            return False
+        for token in token_ids:
+            child = node.children.pop(token, None)
+            self._drop(node)
+            if child is None:
+                self.restart(self._committed)
+                return False
+            self.node_count -= 1
+            node = child
         self.root = node
         node.parent = None
-        if node.number == UNSENT and not node.children:
-            # A verifier whose tree was left expects a step of every drafter, also where nothing was proposed.
-            node.expanded = False
-        self._rank(list(self.nodes()))
+        self._unsent = [rank for rank in self._unsent if rank[2].lives and rank[2] is not node]
+        self._open = [rank for rank in self._open if rank[2].lives and not rank[2].expanded]
         if node.number != UNSENT:
             return True
+        if not node.children:
+            # A verifier whose tree was left expects a step of every drafter, also where nothing was proposed.
+            self.reopen(node)
         self._begin(self._committed)
         node.number = ROOT
         return False
 
     def restart(self, length: int) -> None:
         """A new generation, from nothing, after a committed prefix of `length` tokens."""
-        _drop(self.root)
+        self._drop(self.root)
         self.root = DraftNode(ROOT, -1, None, 0)
-        self._rank([])
+        self._unsent, self._open = [], [self.root.rank]
         self._begin(length)
 
     def nodes(self) -> Iterator[DraftNode]:
@@ -263,7 +268,8 @@ class DraftTree:
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
         """
-        return self._best(self._open, lambda node: not node.expanded, count, least_log_prob, max_depth - 1)
+        nodes = self._likely(self._open, least_log_prob, max_depth - 1)
+        return [node for node in nodes if not node.expanded][:count]
 
     def deeper(
         self, starts: Sequence[DraftNode], count: int, levels: int, least_log_prob: float, max_depth: int
@@ -278,32 +284,23 @@ class DraftTree:
         least = self.root.path_log_prob + least_log_prob
         return DeeperLevels(further, count, paths, least if len(starts) < count else max(least, min(paths)))
 
-    def _best(
-        self, ranked: Ranked, belongs: Callable[[DraftNode], bool], count: int, least_log_prob: float, max_depth: int
-    ) -> list[DraftNode]:
-        """The first `count` down to `max_depth`. Only nodes that do not belong there any more leave the heap."""
-        worst = -(self.root.path_log_prob + least_log_prob)
-        deepest = self.root.depth + max_depth
-        seen: Ranked = []
-        best: list[DraftNode] = []
-        while ranked and len(best) < count and ranked[0][0] <= worst:
-            entry = heapq.heappop(ranked)
-            if belongs(entry[2]):
-                seen.append(entry)
-                if entry[2].depth <= deepest:
-                    best.append(entry[2])
-        for entry in seen:
-            heapq.heappush(ranked, entry)
-        return best
+    def _likely(self, ranked: list[Rank], least_log_prob: float, max_depth: int) -> list[DraftNode]:
+        """Those on paths at least so likely, down to `max_depth` tokens below the root, best first."""
+        root = self.root
+        end = bisect_right(ranked, -(root.path_log_prob + least_log_prob), key=_UNLIKELIHOOD)
+        deepest = root.depth + max_depth
+        return [node for _, _, node in ranked[:end] if node.depth <= deepest]
 
-    def _rank(self, alive: list[DraftNode]) -> None:
-        """Builds heaps and counts anew from the live nodes below the root."""
-        entries = [(-node.path_log_prob, node.order, node) for node in (self.root, *alive)]
-        self._open: Ranked = [entry for entry in entries if not entry[2].expanded]
-        self._unsent: Ranked = [entry for entry in entries[1:] if entry[2].number == UNSENT]
-        self.node_count, self._unsent_count = len(alive), len(self._unsent)
-        heapq.heapify(self._open)
-        heapq.heapify(self._unsent)
+    def _drop(self, node: DraftNode) -> None:
+        """Takes apart what hangs below a node that was the root: cycles of parents and children would wait for the
+        garbage collector, and a chain of old roots for its oldest generation."""
+        stack = [node]
+        while stack:
+            dead = stack.pop()
+            dead.lives = False
+            self.node_count -= len(dead.children)
+            stack.extend(dead.children.values())
+            dead.children = {}
 
     def _begin(self, length: int) -> None:
         """Starts the next generation after `length` committed tokens."""
@@ -311,13 +308,3 @@ class DraftTree:
         self.base_length = self._committed = length
         self._last_number = ROOT
         self._newly_sent = []
-
-
-def _drop(node: DraftNode) -> None:
-    """Takes apart what hangs below a dead node: cycles of parents and children would wait for the garbage collector,
-    and a chain of old roots for its oldest generation."""
-    stack = [node]
-    while stack:
-        dead = stack.pop()
-        stack.extend(dead.children.values())
-        dead.children = {}
