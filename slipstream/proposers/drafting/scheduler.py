@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.engine.model_thread import ModelThread
@@ -20,7 +20,7 @@ from slipstream.proposers.base import Proposal, Proposer
 from slipstream.proposers.draft_tree import DraftNode
 from slipstream.proposers.drafting.session import DraftSession
 from slipstream.proposers.drafting.shares import DraftShares
-from slipstream.proposers.drafting.step import ROUND, DraftRequest, DraftStepLimits, plan_step
+from slipstream.proposers.drafting.step import ROUND, DraftRequest, DraftStepLimits, plan_alone, plan_step
 from slipstream.proposers.level_budget import LevelBudget
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,11 @@ class DraftScheduler:
 
     def _wake(self, *sessions: DraftSession) -> None:
         """There may be something to draft for these, and room for others without."""
-        self._pending |= self._without_room | dict.fromkeys(sessions)
-        self._without_room = {}
+        if self._without_room:
+            self._pending |= self._without_room
+            self._without_room = {}
+        for session in sessions:
+            self._pending[session] = None
         self._changed = True
         self._work.set()
 
@@ -143,36 +146,46 @@ class DraftScheduler:
     def step_each(self, most: int) -> None:
         """Takes up to `most` steps for each session that has something to draft, with no other one in them: what is
         raised costs one session its drafting."""
-        self._run_step([], self._take_closing())
+        if self._closing:
+            self._run_step([], self._take_closing())
         waiting = list(self._pending)
-        expand = self._limits.expand_each(len(waiting))
-        share = max(ROUND, self._limits.prompt_tokens // max(1, len(waiting)))
-        limits = DraftStepLimits(share, expand)
+        if not waiting:
+            return
+        share = max(ROUND, self._limits.prompt_tokens // len(waiting))
+        limits = DraftStepLimits(share, self._limits.expand_each(len(waiting)))
         for session in waiting:
             for _ in range(most):
                 if session not in self._pending:
                     break
-                requests, began = self._plan([session], limits, {session.tenant: len(waiting)}), self._clock()
-                self._finish(requests, self._run_step(requests, []), began)
+                self._changed = False
+                request = plan_alone(session, limits, self._level_budget.levels)
+                if request is None:
+                    self._rest(session)
+                    break
+                session.in_step, began = True, self._clock()
+                answers = self._run_step([request], [])
+                if request.context.expand:
+                    self._level_budget.observe(self._clock() - began, answers)
+                self.steps += 1
+                self._deliver(request, answers[0], began)
 
     def _schedule_step(self) -> list[DraftRequest]:
-        return self._plan(self._pending, self._limits, self._tenants)
-
-    def _plan(
-        self, sessions: Iterable[DraftSession], limits: DraftStepLimits, tenants: Mapping[str, int]
-    ) -> list[DraftRequest]:
         self._changed = False
-        plan = plan_step(sessions, limits, self._level_budget.levels, tenants, self._shares)
+        plan = plan_step(self._pending, self._limits, self._level_budget.levels, self._tenants, self._shares)
         for session in plan.resting:
-            del self._pending[session]
-            if session.held_since is not None:
-                self._send(session, idle=True)
+            self._rest(session)
         for session in plan.waiting:
             if session.held_since is not None:
                 self._send(session)
         for request in plan.requests:
             request.session.in_step = True
         return plan.requests
+
+    def _rest(self, session: DraftSession) -> None:
+        """The session has nothing to expand until something changes."""
+        del self._pending[session]
+        if session.held_since is not None:
+            self._send(session, idle=True)
 
     def _take_closing(self) -> list[DraftSession]:
         closing, self._closing = self._closing, []

@@ -104,6 +104,12 @@ def plan_step(
     return plan
 
 
+def plan_alone(session: DraftSession, limits: DraftStepLimits, levels: int) -> DraftRequest | None:
+    """What the session does in a step that it has to itself; None when it has nothing to expand."""
+    starts = session.frontier(limits.expand)
+    return _request(session, starts, limits.tokens, limits.expand, levels) if starts else None
+
+
 def _divided(
     sessions: Sequence[DraftSession],
     limits: DraftStepLimits,
