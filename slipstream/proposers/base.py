@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream.engine.model_info import ModelInfo
 from slipstream.errors import SlipstreamError
@@ -123,8 +123,7 @@ class ProposerContext:
         return tokens[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class ProposedNode:
+class ProposedNode(NamedTuple):
     """One more node for a sequence's candidate tree."""
 
     parent: int

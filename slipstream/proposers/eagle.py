@@ -104,7 +104,7 @@ class _Growing:
         taken = sorted(heapq.nsmallest(size, range(len(self.nodes)), key=lambda at: (-self.scores[at], at)))
         first = len(self.context.node_tokens)
         place = {ROOT: ROOT} | {at: first + number for number, at in enumerate(taken)}
-        return [replace(self.nodes[at], parent=place[self.nodes[at].parent]) for at in taken]
+        return [self.nodes[at]._replace(parent=place[self.nodes[at].parent]) for at in taken]
 
 
 class EagleProposer:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import repeat
 from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
 from slipstream.proposers.corpus import REACH, Corpora, Corpus, CorpusReader
-from slipstream.proposers.lookup import DOUBT, FoundNode, LookupProposer, confidence, doubt_at
+from slipstream.proposers.lookup import DOUBT, FoundNode, LookupProposer, doubt_at, evidence
 from slipstream.proposers.suffix_automaton import Match, Matcher, SuffixAutomaton
 
 CHUNK = 256
@@ -77,28 +78,34 @@ def continuations(
     """
     shares: dict[int, float] = {}
     contexts = list(matches)
+    several, best = len(contexts) > 1, 0
     left = 1.0
-    while len(shares) < width and left >= enough:
-        best, longest = 0, 0
-        for index, (_, length) in enumerate(contexts):
-            if length > longest:
-                best, longest = index, length
-        if not longest:
+    while contexts and left >= enough:
+        if several:
+            best = max(range(len(contexts)), key=lambda index: contexts[index].length)
+        context, automaton = contexts[best], automata[best]
+        length = context[1]
+        if not length:
             break
-        known = automata[best].followers(contexts[best])
+        known = automaton.followers(context)
         seen = 0
         for _, hits in known:
             seen += hits
+        judged = evidence(seen, length, doubt)
         spent = 0.0
         for token, hits in known:
-            share = left * confidence(hits, seen, longest, doubt)
-            if share < enough or len(shares) == width:
+            share = left * (hits / judged)
+            if share < enough:
                 break
             if token not in shares:
                 shares[token] = share
                 spent += share
+                if len(shares) == width:
+                    return list(shares.items())
         left -= spent
-        contexts[best] = automata[best].shorter(contexts[best])
+        if left < enough:
+            break
+        contexts[best] = automaton.shorter(context)
     return list(shares.items())
 
 
@@ -110,19 +117,19 @@ def likeliest_tree(matchers: Sequence[Matcher], nodes: int, bounds: TreeBounds) 
     # Path probability (negated, for the smallest comes first), order of creation, parent, token, probability given the
     # parent, and the parent's matches.
     frontier: list[tuple[float, int, int, int, float, list[Match]]] = []
-    order = 0
-    path, matches = 1.0, [matcher.match for matcher in matchers]
     width, least, doubt = bounds
-    while len(found) < nodes:
+    order, place = 0, 0
+    path, matches = 1.0, [matcher.match for matcher in matchers]
+    while place < nodes:
         for token, share in continuations(automata, matches, width, least / path, doubt):
             order += 1
-            heapq.heappush(frontier, (-path * share, order, len(found), token, share, matches))
+            heappush(frontier, (-path * share, order, place, token, share, matches))
         if not frontier:
             break
-        negated, _, parent, token, share, above = heapq.heappop(frontier)
+        negated, _, parent, token, share, above = heappop(frontier)
         found.append(FoundNode(parent, token, share))
-        path = -negated
-        matches = [automaton.advance(match, token) for automaton, match in zip(automata, above, strict=True)]
+        place += 1
+        path, matches = -negated, list(map(SuffixAutomaton.advance, automata, above, repeat(token)))
     return found
 
 

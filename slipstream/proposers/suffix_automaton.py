@@ -80,13 +80,14 @@ class SuffixAutomaton:
 
     def advance(self, match: Match, token: int) -> Match:
         """The longest suffix of what was matched and then `token`. Amortised constant along one text."""
-        state, length = self._state(match), match.length
-        firsts, targets, others = self._token, self._target, self._others
+        state, length = match
+        if length <= self._length[self._link[state]]:
+            state = self._state(match)
         while True:
-            if firsts[state] == token:
-                target = targets[state]
+            if self._token[state] == token:
+                target = self._target[state]
             else:
-                target = others[state].get(token, _NONE) if state in others else _NONE
+                target = self._others[state].get(token, _NONE) if state in self._others else _NONE
             if target != _NONE:
                 return Match(target, length + 1)
             if state == ROOT:
@@ -96,8 +97,12 @@ class SuffixAutomaton:
 
     def shorter(self, match: Match) -> Match:
         """The longest proper suffix of the match that occurs elsewhere too; the empty one at the root."""
-        state = self._link[self._state(match)]
-        return Match(state, self._length[state]) if state != ROOT else EMPTY
+        shorter = self._link[match.state]
+        length = self._length[shorter]
+        if match.length <= length:
+            shorter = self._link[self._state(match)]
+            length = self._length[shorter]
+        return Match(shorter, length) if shorter != ROOT else EMPTY
 
     def count(self, match: Match) -> int:
         """Occurrences of the matched string."""
@@ -105,14 +110,18 @@ class SuffixAutomaton:
 
     def followers(self, match: Match) -> list[tuple[int, int]]:
         """(token, how often it followed the matched string); of equals, the one that was seen first comes first."""
-        state, counts = self._state(match), self._count
+        state, length = match
+        if length <= self._length[self._link[state]]:
+            state = self._state(match)
         first = self._target[state]
         if first == _NONE:
             return []
+        counts = self._count
+        if state not in self._others:
+            return [(self._token[state], counts[first])]
         followers = [(self._token[state], counts[first])]
-        if state in self._others:
-            followers += [(token, counts[target]) for token, target in self._others[state].items()]
-            followers.sort(key=_HITS, reverse=True)
+        followers += [(token, counts[target]) for token, target in self._others[state].items()]
+        followers.sort(key=_HITS, reverse=True)
         return followers
 
     def _state(self, match: Match) -> int:

@@ -13,6 +13,7 @@ from slipstream.proposers.registry import IN_VERIFIER, SPECULATOR, method_in_ver
 from slipstream.rpc import proto_conversion
 from slipstream.rpc.channel import Dial, channel
 from slipstream.rpc.multiplexed_stream import ByteCounter
+from slipstream.telemetry.composite import composite
 from slipstream.v1 import types_pb2, verifier_pb2
 from verifier_svc.rounds.observer import MessageAnnotator, StepObserver
 from verifier_svc.session import DraftedSession, Session
@@ -80,7 +81,7 @@ class CandidateSources:
 
     def observe_with(self, observers: Sequence[StepObserver], annotator: MessageAnnotator) -> None:
         """These watch, and add to, what is exchanged with drafters from now on."""
-        self.context.observers, self.context.annotator = observers, annotator
+        self.context.observer, self.context.annotator = composite(StepObserver, observers), annotator
 
     async def run(self) -> None:
         """Keeps the links; cancelled when the verifier ends."""

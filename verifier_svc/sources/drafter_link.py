@@ -118,8 +118,7 @@ class DrafterLink:
         length, known = base + len(token_ids), attachment.known
         commit = drafter_pb2.DraftCommit(base_length=known, token_ids=session.tokens[known:length])
         attachment.known = length
-        for observer in self._context.observers:
-            observer.drafter_informed(session, attachment.number, length, self._context.clock())
+        self._context.observer.drafter_informed(session, attachment.number, length, self._context.clock())
         self._context.annotator.annotate_commit(session, commit)
         self._send(attachment, commit=commit)
 
@@ -220,8 +219,7 @@ class DrafterLink:
         if not added or not session.served:  # no step waits for a shadow
             return False
         attachment.candidates_came(self._context.clock())
-        for observer in self._context.observers:
-            observer.candidates_received(session, attachment.number, candidates, self._context.clock())
+        self._context.observer.candidates_received(session, attachment.number, candidates, self._context.clock())
         return True
 
     def _refused(self, attachment: LinkedSession, error: SlipstreamError) -> None:
@@ -265,8 +263,7 @@ class DrafterLink:
         self._by_number[number] = self._by_session[session] = attachment
         session.name_source(number, name)
         request = self._open_request(session)
-        for observer in self._context.observers:
-            observer.drafter_informed(session, number, len(session.tokens), now)
+        self._context.observer.drafter_informed(session, number, len(session.tokens), now)
         self._context.annotator.annotate_open(session, name, request)
         self._send(attachment, open=request)
         self._expect_step(attachment)

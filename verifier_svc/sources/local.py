@@ -64,8 +64,8 @@ class PassReporter(DraftSessionObserver):
         if not sent and self.attachment.drafting.has_proposed_whole:
             self.attachment.delays.missed(self.context.clock() - self.attachment.since)
             self.context.candidates_arrived()
-        for observer in self.context.observers:
-            observer.local_pass_ended(self.attachment.session, self.attachment.number, sent, began_s, ended_s)
+        session, number = self.attachment.session, self.attachment.number
+        self.context.observer.local_pass_ended(session, number, sent, began_s, ended_s)
 
 
 class LocalSource:
@@ -140,10 +140,11 @@ class LocalSource:
     def root_moved(self, session: DraftedSession) -> None:
         attachment = self._sessions.get(session)
         if attachment is not None:
-            requested = attachment.drafting.requested
-            if not requested:
-                attachment.delays.passed_over()
-            attachment.root_moved(self._context.clock(), awaited=requested and self._expected(attachment))
+            if self._thread is not None:  # else nothing is awaited
+                requested = attachment.drafting.requested
+                if not requested:
+                    attachment.delays.passed_over()
+                attachment.root_moved(self._context.clock(), awaited=requested and self._expected(attachment))
             self._follow(attachment)
 
     def committed(self, session: DraftedSession, base: int, token_ids: list[int]) -> None:
@@ -282,7 +283,6 @@ class LocalSource:
             self._context.dropped["invalid"] += len(nodes)
             self._fail(attachment, error)
             return
-        if added and session.served:  # no step waits for a shadow
+        if added and session.served and self._thread is not None:  # no step waits for a shadow, or for a lookup
             attachment.candidates_came(self._context.clock())
-            if self._thread is not None:
-                self._context.candidates_arrived()
+            self._context.candidates_arrived()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,7 +98,7 @@ class SourceContext:
     """Tokens that a session commits a second lately."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Candidates that came and were not taken, by reason."""
-    observers: Sequence[StepObserver] = ()
+    observer: StepObserver = field(default_factory=StepObserver)
     annotator: MessageAnnotator = field(default_factory=MessageAnnotator)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Numbers for attachments, none of which is used twice."""
