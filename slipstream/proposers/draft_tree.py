@@ -86,6 +86,11 @@ class DraftTree:
         return self.node_count - len(self._unsent)
 
     @property
+    def all_sent(self) -> bool:
+        """Whether no live node is unsent."""
+        return not self._unsent
+
+    @property
     def favourite(self) -> DraftNode | None:
         """The root's first child: the best candidate for the next token, however bad."""
         return next(iter(self.root.children.values()), None)
@@ -141,7 +146,7 @@ class DraftTree:
     def worth_sending(self, most_nodes: int, least_log_prob: float) -> list[DraftNode]:
         """Unsent nodes on paths that are likely enough, likeliest first, until `most_nodes` are sent."""
         room = most_nodes - self.sent_count
-        if room <= 0 or not self._unsent:
+        if room <= 0:
             return []
         worthy = self.unsent(room, least_log_prob, DEEPEST)
         first = self.favourite
@@ -276,6 +281,8 @@ class DraftTree:
     ) -> DeeperLevels | None:
         """Returns the levels to propose below the nodes that are proposed below `starts`, the frontier of at most
         `count` nodes: `levels` levels in all, as long as they are likelier than what else there is to expand."""
+        if levels <= 1:
+            return None
         deepest = max(node.depth for node in starts) - self.root.depth
         further = min(levels, max_depth - deepest) - 1
         if further <= 0:

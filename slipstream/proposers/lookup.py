@@ -68,10 +68,10 @@ class ContextReader(Generic[AnyText]):
 
     def read_context(self, context: ProposerContext) -> AnyText:
         """The text after reading what is new in the context, as far as its budget allows."""
-        stop = min(context.length, self.length + context.max_read_tokens)
-        if stop > self.length:
-            self.text.read(context.tokens[self.length : stop])
-            self.length = stop
+        start = self.length
+        if context.length > start:
+            self.length = min(context.length, start + context.max_read_tokens)
+            self.text.read(context.tokens[start : self.length])
         return self.text
 
 
@@ -97,12 +97,13 @@ class LookupProposer:
         text = reader.read_context(context)
         nodes: list[ProposedNode] = []
         for place in context.expand if reader.length == context.length else ():
-            first = len(context.node_tokens) + len(nodes)
-            for found in text.look_up(context.path(place), min(NODES, context.max_nodes - len(nodes))):
-                if found.token >= context.vocabulary_size:
+            before = len(context.node_tokens) + len(nodes) - 1
+            for parent, token, probability in text.look_up(
+                context.path(place), min(NODES, context.max_nodes - len(nodes))
+            ):
+                if token >= context.vocabulary_size:
                     break  # of another target's text
-                parent = place if found.parent == 0 else first + found.parent - 1
-                nodes.append(ProposedNode(parent, found.token, math.log(found.probability)))
+                nodes.append(ProposedNode(before + parent if parent else place, token, math.log(probability)))
         return Proposal(nodes, reader.length)
 
 

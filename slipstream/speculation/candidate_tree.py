@@ -199,34 +199,35 @@ class CandidateTree:
 
     def _graft_node(self, frame: Frame, index: int, token: int, source: _Source) -> str:
         """Places one node. Returns `added`, `merged`, `committed`, or the reason for which it was dropped."""
-        number = frame.first_node + index
-        if number in source.names:
+        number, names, limits = frame.first_node + index, source.names, self.limits
+        if number in names:
             return "duplicate"
         parent_number = frame.parent_of(index)
-        parent = source.names.get(parent_number) if parent_number else self._committed(source.base)
+        parent = names.get(parent_number) if parent_number else self._committed(source.base)
         if parent is None:
             return "orphan"
-        if len(source.names) >= self.limits.nodes + self.limits.window:
+        if len(names) >= limits.nodes + limits.window:
             return "full"
-        if parent.length < self._root.length:
+        depth = parent.length - self._trail[-1].length
+        if depth < 0:
             node = self._committed(parent.length + 1)
             if node is None or node.token != token:
                 return "diverged"
             fate = "committed"
         else:
-            node, fate = self._child(parent, token, frame, index)
+            node, fate = self._child(parent, depth, token, frame, index)
             if node is None:
                 return fate
-        source.names[number] = node
+        names[number] = node
         node.name(frame.source, number)
         return fate
 
-    def _child(self, parent: Node, token: int, frame: Frame, index: int) -> tuple[Node | None, str]:
+    def _child(self, parent: Node, depth: int, token: int, frame: Frame, index: int) -> tuple[Node | None, str]:
         node = parent.children.get(token)
         if node is not None:
             node.log_prob = max(node.log_prob, frame.log_probs[index])
             return node, "merged"
-        if parent.length - self.base_length >= self.limits.depth:
+        if depth >= self.limits.depth:
             return None, "deep"
         if self._nodes >= self.limits.nodes:
             return None, "full"

@@ -92,7 +92,8 @@ class LocalSource:
         self._ahead = LOOKUP_AHEAD if thread is None or opened.hidden is not None else MODEL_AHEAD
         self._sessions: dict[DraftedSession, LocalSession] = {}
         limits = DraftStepLimits(UNLIMITED, expand, PROMPT_TOKENS)
-        self._drafting = DraftScheduler(opened.proposer, limits, context.clock, CALL_S)
+        call_s = CALL_S if thread is not None else 0.0  # a lookup goes down as far as it can by itself
+        self._drafting = DraftScheduler(opened.proposer, limits, context.clock, call_s)
 
     @property
     def up(self) -> bool:

@@ -241,6 +241,9 @@ class DraftSession:
         while they can wait for more: a frame costs more than its nodes, so only a node that a verifier may be waiting
         for is sent at once. `idle`: no step is coming that could add to them."""
         tree, policy = self.tree, self.policy
+        if tree.all_sent:
+            self.held_since = None
+            return tree.take_sent()
         worthy = tree.worth_sending(policy.max_nodes, math.log(max(policy.min_path_probability, NEVER)))
         if worthy and not idle:
             urgent = worthy[0].path_log_prob - tree.root.path_log_prob >= math.log(URGENT)
