@@ -139,14 +139,16 @@ class SuffixAutomaton:
         if target != _NONE:  # an earlier text began with just this
             return self._exactly(state, token, target)
         fresh = self._add(self._length[state] + 1)
-        self._lead(state, token, fresh)
-        while state != ROOT:
+        while target == _NONE:
+            if self._target[state] == _NONE:
+                self._token[state], self._target[state] = token, fresh
+            else:
+                self._others.setdefault(state, {})[token] = fresh
+            if state == ROOT:
+                return fresh
             state = self._link[state]
             target = self._next(state, token)
-            if target != _NONE:
-                self._link[fresh] = self._exactly(state, token, target)
-                break
-            self._lead(state, token, fresh)
+        self._link[fresh] = self._exactly(state, token, target)
         return fresh
 
     def _exactly(self, state: int, token: int, target: int) -> int:
@@ -161,7 +163,10 @@ class SuffixAutomaton:
         if target in self._others:
             self._others[clone] = self._others[target].copy()
         while self._next(state, token) == target:
-            self._lead(state, token, clone)
+            if self._token[state] == token:
+                self._target[state] = clone
+            else:
+                self._others[state][token] = clone
             if state == ROOT:
                 break
             state = self._link[state]
@@ -178,14 +183,7 @@ class SuffixAutomaton:
     def _next(self, state: int, token: int) -> int:
         if self._token[state] == token:
             return self._target[state]
-        others = self._others.get(state)
-        return others.get(token, _NONE) if others else _NONE
-
-    def _lead(self, state: int, token: int, target: int) -> None:
-        if self._target[state] == _NONE or self._token[state] == token:
-            self._token[state], self._target[state] = token, target
-        else:
-            self._others.setdefault(state, {})[token] = target
+        return self._others[state].get(token, _NONE) if state in self._others else _NONE
 
 
 class Matcher:
