@@ -66,8 +66,7 @@ class CorpusReader:
             matcher = Matcher(automaton) if match is None else Matcher(automaton, match)
             for token in tokens[-REACH:] if match is None else fresh:
                 matcher.advance(token)
-            if matcher.match.length > REACH:
-                matcher.match = Match(matcher.match.state, REACH)
+            matcher.match = automaton.last(matcher.match, REACH)
             found.append(matcher)
         self._known = [(each.automaton, each.match, len(each.automaton)) for each in found]
         self._length = len(tokens)

@@ -22,7 +22,7 @@ loop of one token every shorter loop is a suffix, and counting them all would ta
 class Match(NamedTuple):
     """The longest substring, of `length` tokens, that the tokens read end in; `state` stands for it.
 
-    It stays right while the automaton grows, which only splits a state's shorter strings off to its suffix links.
+    It is right until the automaton grows, which may split a state's shorter strings off to a clone.
     """
 
     state: int
@@ -81,8 +81,6 @@ class SuffixAutomaton:
     def advance(self, match: Match, token: int) -> Match:
         """The longest suffix of what was matched and then `token`. Amortised constant along one text."""
         state, length = match
-        if length <= self._length[self._link[state]]:
-            state = self._state(match)
         while True:
             if self._token[state] == token:
                 target = self._target[state]
@@ -97,22 +95,25 @@ class SuffixAutomaton:
 
     def shorter(self, match: Match) -> Match:
         """The longest proper suffix of the match that occurs elsewhere too; the empty one at the root."""
-        shorter = self._link[match.state]
-        length = self._length[shorter]
-        if match.length <= length:
-            shorter = self._link[self._state(match)]
-            length = self._length[shorter]
-        return Match(shorter, length) if shorter != ROOT else EMPTY
+        state = self._link[match.state]
+        return Match(state, self._length[state]) if state != ROOT else EMPTY
+
+    def last(self, match: Match, most: int) -> Match:
+        """The match of its last `most` tokens, at least one."""
+        state, length = match
+        if length <= most:
+            return match
+        while self._length[self._link[state]] >= most:
+            state = self._link[state]
+        return Match(state, most)
 
     def count(self, match: Match) -> int:
         """Occurrences of the matched string."""
-        return self._count[self._state(match)]
+        return self._count[match.state]
 
     def followers(self, match: Match) -> list[tuple[int, int]]:
         """(token, how often it followed the matched string); of equals, the one that was seen first comes first."""
-        state, length = match
-        if length <= self._length[self._link[state]]:
-            state = self._state(match)
+        state = match.state
         first = self._target[state]
         if first == _NONE:
             return []
@@ -123,14 +124,6 @@ class SuffixAutomaton:
         followers += [(token, counts[target]) for token, target in self._others[state].items()]
         followers.sort(key=_HITS, reverse=True)
         return followers
-
-    def _state(self, match: Match) -> int:
-        """The state that stands for the matched string now: clones made since may have taken it over."""
-        state, length = match
-        links, lengths = self._link, self._length
-        while state != ROOT and length <= lengths[links[state]]:
-            state = links[state]
-        return state
 
     def _append(self, token: int) -> int:
         """The state of the text so far and then `token`."""
@@ -187,7 +180,8 @@ class SuffixAutomaton:
 
 
 class Matcher:
-    """The longest match of one reader's latest tokens. `match` is a value: keep any number, go back to any."""
+    """The longest match of one reader's latest tokens, until the automaton grows. `match` is a value: keep any number,
+    go back to any."""
 
     def __init__(self, automaton: SuffixAutomaton, match: Match = EMPTY) -> None:
         self.automaton = automaton

@@ -42,28 +42,6 @@ def test_the_tail_is_the_longest_suffix_that_occurred_earlier(texts: list[Text],
         assert dict(automaton.followers(automaton.tail())) == followers(whole, part)
 
 
-@given(several, text, text, several)
-def test_matches_stay_right_while_the_automaton_grows(
-    texts: list[Text], first: Text, second: Text, later: list[Text]
-) -> None:
-    automaton = built(texts)
-    matcher = read(automaton, first)
-    kept, part = matcher.match, longest(texts, first)
-    for token in second:
-        matcher.advance(token)
-    for tokens in later:
-        automaton.begin()
-        automaton.extend(tokens)
-    matcher.match = kept
-    grown = texts + later
-    if part:
-        assert automaton.count(matcher.match) == len(ends(grown, part))
-        assert dict(automaton.followers(matcher.match)) == followers(grown, part)
-    for index, token in enumerate(second):
-        matcher.advance(token)
-        assert matcher.match.length == len(longest(grown, part + second[: index + 1]))
-
-
 @given(several, text)
 def test_shorter_is_the_longest_suffix_with_more_occurrences(texts: list[Text], tokens: Text) -> None:
     automaton = built(texts)
