@@ -104,10 +104,9 @@ class DraftTree:
         # Rounding must not make a path likelier than its beginning: parents are sent before their children.
         path_log_prob = parent.path_log_prob + min(log_prob, 0.0)
         node = DraftNode(UNSENT, token, parent, parent.depth + 1, log_prob, path_log_prob, distribution)
-        self._order += 1
-        node.order = self._order
-        parent.children[token] = node
+        self._order = node.order = self._order + 1
         self.node_count += 1
+        parent.children[token] = node
         rank = node.rank
         insort(self._unsent, rank)
         insort(self._open, rank)
@@ -118,13 +117,15 @@ class DraftTree:
         nodes of its context."""
         joined: list[DraftNode] = []
         nodes: list[DraftNode | None] = [*places]
-        for each in proposed:
-            parent = nodes[1 + each.parent]
-            node = None if parent is None else self.add(parent, each.token, each.log_prob)
-            nodes.append(node or (parent.children.get(each.token) if parent is not None else None))
+        for place, token, log_prob, _ in proposed:
+            parent = nodes[1 + place]
+            node = None if parent is None else self.add(parent, token, log_prob)
             if node is not None and parent is not None:
                 parent.expanded = True  # also if it was opened again in the meantime
                 joined.append(node)
+            elif parent is not None:
+                node = parent.children.get(token)
+            nodes.append(node)
         return joined
 
     def join_drawn(self, places: Sequence[DraftNode], proposed: Sequence[ProposedNode], most_nodes: int) -> None:
@@ -204,14 +205,14 @@ class DraftTree:
     def frame(self, nodes: Sequence[DraftNode], source: int = 0) -> Frame:
         """The frame of these nodes, which were marked as sent one after the other. One without nodes marks that those
         sent before are no candidates any more, if a generation began since."""
-        distributions = tuple(node.distribution for node in nodes)
+        distributions = tuple([node.distribution for node in nodes])
         return Frame(
             base_length=self.base_length,
             generation=self.generation,
             first_node=nodes[0].number if nodes else 1,
-            token_ids=tuple(node.token for node in nodes),
-            log_probs=tuple(node.log_prob for node in nodes),
-            parents=tuple(node.parent.number if node.parent is not None else ROOT for node in nodes),
+            token_ids=tuple([node.token for node in nodes]),
+            log_probs=tuple([node.log_prob for node in nodes]),
+            parents=tuple([node.parent.number if node.parent is not None else ROOT for node in nodes]),
             distributions=distributions if any(distributions) else (),
             source=source,
         )

@@ -129,7 +129,8 @@ def likeliest_tree(matchers: Sequence[Matcher], nodes: int, bounds: TreeBounds) 
         negated, _, parent, token, share, above = heappop(frontier)
         found.append(FoundNode(parent, token, share))
         place += 1
-        path, matches = -negated, list(map(SuffixAutomaton.advance, automata, above, repeat(token)))
+        if place < nodes:
+            path, matches = -negated, list(map(SuffixAutomaton.advance, automata, above, repeat(token)))
     return found
 
 

@@ -91,8 +91,9 @@ def check(frame: Frame, vocabulary_size: int, limits: TreeLimits) -> Frame:
         )
     if size and not (min(frame.token_ids) >= 0 and max(frame.token_ids) < vocabulary_size):
         raise InvalidArgument(f"a candidate lies outside the vocabulary of {vocabulary_size} tokens.", reason=PROTOCOL)
-    if not all(0 <= parent < frame.first_node + index for index, parent in enumerate(frame.parents)):
-        raise InvalidArgument("a node's parent must have a smaller number than the node.", reason=PROTOCOL)
+    for number, parent in enumerate(frame.parents, frame.first_node):
+        if not 0 <= parent < number:
+            raise InvalidArgument("a node's parent must have a smaller number than the node.", reason=PROTOCOL)
     highest = max(frame.log_probs, default=0.0)
     if not all(map(math.isfinite, frame.log_probs)) or highest > _ROUNDING:
         raise InvalidArgument("log_probs must be finite and not positive.", reason=PROTOCOL)
