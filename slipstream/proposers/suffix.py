@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
@@ -16,6 +17,7 @@ CHUNK = 256
 """Tokens of output after which a corpus receives them, while the sequence goes on."""
 LEAST_PROBABILITY = 0.05
 """A path less likely than this is not looked up any further."""
+_HITS = itemgetter(1)
 
 
 class TreeBounds(NamedTuple):
@@ -80,32 +82,26 @@ def continuations(
     contexts = list(matches)
     several, best = len(contexts) > 1, 0
     left = 1.0
-    while contexts and left >= enough:
+    while contexts and len(shares) < width:
         if several:
             best = max(range(len(contexts)), key=lambda index: contexts[index].length)
-        context, automaton = contexts[best], automata[best]
-        length = context[1]
-        if not length:
+        context = contexts[best]
+        if not context.length:
             break
-        known = automaton.followers(context)
-        seen = 0
-        for _, hits in known:
-            seen += hits
-        judged = evidence(seen, length, doubt)
+        known = automata[best].followers(context)
+        judged = evidence(sum(map(_HITS, known)), context.length, doubt)
         spent = 0.0
         for token, hits in known:
             share = left * (hits / judged)
-            if share < enough:
+            if share < enough or len(shares) == width:
                 break
             if token not in shares:
                 shares[token] = share
                 spent += share
-                if len(shares) == width:
-                    return list(shares.items())
         left -= spent
         if left < enough:
             break
-        contexts[best] = automaton.shorter(context)
+        contexts[best] = automata[best].shorter(context)
     return list(shares.items())
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
+from operator import lt
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -91,9 +93,8 @@ def check(frame: Frame, vocabulary_size: int, limits: TreeLimits) -> Frame:
         )
     if size and not (min(frame.token_ids) >= 0 and max(frame.token_ids) < vocabulary_size):
         raise InvalidArgument(f"a candidate lies outside the vocabulary of {vocabulary_size} tokens.", reason=PROTOCOL)
-    for number, parent in enumerate(frame.parents, frame.first_node):
-        if not 0 <= parent < number:
-            raise InvalidArgument("a node's parent must have a smaller number than the node.", reason=PROTOCOL)
+    if min(frame.parents, default=0) < 0 or not all(map(lt, frame.parents, count(frame.first_node))):
+        raise InvalidArgument("a node's parent must have a smaller number than the node.", reason=PROTOCOL)
     highest = max(frame.log_probs, default=0.0)
     if not all(map(math.isfinite, frame.log_probs)) or highest > _ROUNDING:
         raise InvalidArgument("log_probs must be finite and not positive.", reason=PROTOCOL)
