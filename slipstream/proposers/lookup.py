@@ -129,5 +129,5 @@ def confidence(hits: int, seen: int, length: int, doubt: float = DOUBT) -> float
 
 
 def evidence(seen: int, length: int, doubt: float = DOUBT) -> float:
-    """What `confidence` divides the hits by, the same for all tokens that followed one match."""
+    """The divisor of the hits in `confidence`, the same for all tokens that followed one match."""
     return seen + doubt / length

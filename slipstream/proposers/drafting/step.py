@@ -105,7 +105,7 @@ def plan_step(
 
 
 def plan_alone(session: DraftSession, limits: DraftStepLimits, levels: int) -> DraftRequest | None:
-    """What the session does in a step that it has to itself; None when it has nothing to expand."""
+    """The session's part of a step without other sessions; None when it has nothing to expand."""
     starts = session.frontier(limits.expand)
     return _request(session, starts, limits.tokens, limits.expand, levels) if starts else None
 
