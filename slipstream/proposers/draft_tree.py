@@ -8,10 +8,9 @@ the next generation: from nothing, or from an unsent node and what hangs below i
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from slipstream.proposers.base import DeeperLevels
@@ -61,7 +60,6 @@ class DraftNode:
 
 Rank = tuple[float, int, DraftNode]
 """Sorts the likeliest path first, and the older one among equals."""
-_UNLIKELIHOOD = itemgetter(0)
 
 
 class DraftTree:
@@ -180,7 +178,7 @@ class DraftTree:
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or `max_depth` are left.
         """
-        return self._likely(self._unsent, least_log_prob, max_depth)[:count]
+        return self._best(self._unsent, count, least_log_prob, max_depth, expanded=True)
 
     def reopen(self, node: DraftNode) -> None:
         """Makes the node one to expand again, because nothing was proposed below it after all."""
@@ -274,8 +272,7 @@ class DraftTree:
 
         Path log-probabilities count from the present root; nodes below `least_log_prob` or at `max_depth` are left.
         """
-        nodes = self._likely(self._open, least_log_prob, max_depth - 1)
-        return [node for node in nodes if not node.expanded][:count]
+        return self._best(self._open, count, least_log_prob, max_depth - 1, expanded=False)
 
     def deeper(
         self, starts: Sequence[DraftNode], count: int, levels: int, least_log_prob: float, max_depth: int
@@ -292,12 +289,20 @@ class DraftTree:
         least = self.root.path_log_prob + least_log_prob
         return DeeperLevels(further, count, paths, least if len(starts) < count else max(least, min(paths)))
 
-    def _likely(self, ranked: list[Rank], least_log_prob: float, max_depth: int) -> list[DraftNode]:
-        """Those on paths at least so likely, down to `max_depth` tokens below the root, best first."""
-        root = self.root
-        end = bisect_right(ranked, -(root.path_log_prob + least_log_prob), key=_UNLIKELIHOOD)
-        deepest = root.depth + max_depth
-        return [node for _, _, node in ranked[:end] if node.depth <= deepest]
+    def _best(
+        self, ranked: list[Rank], count: int, least_log_prob: float, max_depth: int, *, expanded: bool
+    ) -> list[DraftNode]:
+        """The first `count` on paths at least so likely, down to `max_depth` tokens below the root. `expanded`: also
+        those that were expanded."""
+        worst = -(self.root.path_log_prob + least_log_prob)
+        deepest = self.root.depth + max_depth
+        best: list[DraftNode] = []
+        for unlikelihood, _, node in ranked:
+            if unlikelihood > worst or len(best) == count:
+                break
+            if node.depth <= deepest and (expanded or not node.expanded):
+                best.append(node)
+        return best
 
     def _drop(self, node: DraftNode) -> None:
         """Takes apart what hangs below a node that was the root: cycles of parents and children would wait for the
