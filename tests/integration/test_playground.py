@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -29,7 +29,7 @@ from tests.support.fleet import slowed
 
 CHROMIUM = shutil.which("chromium") or ""
 try:
-    from playwright.async_api import Browser, Page, async_playwright, expect
+    from playwright.async_api import ConsoleMessage, Error, Page, ViewportSize, async_playwright, expect
 except ImportError:  # an environment without the extra `browser`
     CHROMIUM = ""
 if not CHROMIUM and os.environ.get("PLAYGROUND_REQUIRED") != "1":
@@ -37,11 +37,14 @@ if not CHROMIUM and os.environ.get("PLAYGROUND_REQUIRED") != "1":
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WAIT_MS = 60_000
+DESKTOP, PHONE = ViewportSize(width=1280, height=720), ViewportSize(width=390, height=844)
+Scheme = Literal["light", "dark"]
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
 KEY, OTHER = "sk-of-the-operator", "sk-of-another"
 PYTHON = [sys.executable, "-c"]
 SHOTS = os.environ.get("PLAYGROUND_SHOTS", "")
 LEAST_CONTRAST, LEAST_BORDER_CONTRAST = 4.5, 3.0
+PICTURE = ViewportSize(width=980, height=1000)
 COLOURS = 96
 """Different ones in a picture of docs/."""
 PAIRS = """() => {
@@ -88,34 +91,47 @@ async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Emul
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Browser]:
+async def tab() -> AsyncIterator[Page]:
+    """One for all tests: a page that gets a renderer of its own takes 0.8 CPU seconds more."""
     async with async_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-gpu"]
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=WAIT_MS)
-        yield browser
+        context = await browser.new_context()
+        context.set_default_timeout(WAIT_MS)
+        yield await context.new_page()
         await browser.close()
 
 
 @asynccontextmanager
-async def opened(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
-    """The page; nothing on it may have failed at the end, nor been refused by its policy."""
-    context = await browser.new_context(**options)
-    context.set_default_timeout(WAIT_MS)
-    page = await context.new_page()
+async def opened(tab: Page, url: str, scheme: Scheme = "light", size: ViewportSize = DESKTOP) -> AsyncIterator[Page]:
+    """The page, loaded anew; nothing on it may have failed at the end, nor been refused by its policy."""
     faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda said: faults.append(said.text) if "Content Security Policy" in said.text else None)
+
+    def note_error(error: Error) -> None:
+        faults.append(str(error))
+
+    def note_refusal(said: ConsoleMessage) -> None:
+        if "Content Security Policy" in said.text:
+            faults.append(said.text)
+
+    await tab.emulate_media(color_scheme=scheme)
+    await tab.set_viewport_size(size)
+    tab.on("pageerror", note_error)
+    tab.on("console", note_refusal)
     try:
-        await page.goto(f"{url}/playground")
-        yield page
+        await tab.goto(f"{url}/playground")
+        yield tab
         assert not faults
     finally:
-        await context.close()
+        await tab.unroute_all()
+        await tab.goto("about:blank")  # what it asked of a server ends
+        tab.remove_listener("pageerror", note_error)
+        tab.remove_listener("console", note_refusal)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def page(browser: Browser, system: EmulatedSystem) -> AsyncIterator[Page]:
-    async with opened(browser, system.url) as page:
+async def page(tab: Page, system: EmulatedSystem) -> AsyncIterator[Page]:
+    async with opened(tab, system.url) as page:
         yield page
 
 
@@ -258,9 +274,13 @@ async def test_stop_frees_the_session(page: Page, system: EmulatedSystem) -> Non
     await expect(page.locator("#run")).to_be_enabled()
 
 
+AGAIN = 240
+"""Tokens of a text in whose middle its gateway ends: some three seconds of passes."""
+
+
 async def test_a_run_survives_the_restart_of_its_gateway(page: Page, system: EmulatedSystem) -> None:
-    asked = {"prompt": "again", "max_tokens": 600, "seed": 5, "temperature": 0.7}
-    await run(page, prompt="again", max_tokens="600", seed="5", temperature="0.7")
+    asked = {"prompt": "again", "max_tokens": AGAIN, "seed": 5, "temperature": 0.7}
+    await run(page, prompt="again", max_tokens=str(AGAIN), seed="5", temperature="0.7")
     await expect(page.locator(".output .token").first).to_be_visible(timeout=WAIT_MS)
     await system.stop_gateway()
     await says(page, "Connection lost; reconnecting…")
@@ -286,12 +306,12 @@ async def test_the_fleet_is_shown(page: Page) -> None:
     await expect(page.locator("#drafters")).to_contain_text("model", timeout=WAIT_MS)
 
 
-async def test_the_fleet_shows_the_state_and_load_of_every_worker(browser: Browser, system: EmulatedSystem) -> None:
+async def test_the_fleet_shows_the_state_and_load_of_every_worker(tab: Page, system: EmulatedSystem) -> None:
     load = {"sessions": 3, "waiting": 2, "kv_blocks_total": 100, "kv_blocks_free": 40, "draining": False}
     verifier = {"role": "ROLE_VERIFIER", "address": "a:1", "present": True, "model": {"name": "m"}, "load": load}
     drafter = verifier | {"role": "ROLE_DRAFTER", "name": "ngram", "load": load | {"draining": True}}
     workers = [verifier, verifier | {"address": "b:2", "present": False}, drafter]
-    async with opened(browser, system.url) as page:
+    async with opened(tab, system.url) as page:
         await page.route("**/playground/fleet", lambda route: route.fulfill(json={"sessions": 1, "workers": workers}))
         await expect(page.locator("#fleet-note")).to_have_text("1 session at this gateway.", timeout=WAIT_MS)
         rows = [
@@ -323,8 +343,9 @@ async def test_everything_is_reached_by_the_keyboard_and_shows_that_it_is(page: 
     assert {*fields, *rest, "Verifiers", "Drafters"} <= {*reached}
 
 
-async def test_copied_code_gives_the_text_of_the_page(browser: Browser, system: EmulatedSystem) -> None:
-    async with opened(browser, system.url, permissions=["clipboard-read", "clipboard-write"]) as page:
+async def test_copied_code_gives_the_text_of_the_page(tab: Page, system: EmulatedSystem) -> None:
+    await tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    async with opened(tab, system.url) as page:
         await run(page, prompt='it\'s "quoted"', max_tokens="24", seed="9")
         await says(page, "Done.")
         text = await page.locator(".output").text_content()
@@ -340,6 +361,7 @@ async def test_copied_code_gives_the_text_of_the_page(browser: Browser, system: 
             answer = printed.decode()
             assert (json.loads(answer)["choices"][0]["text"] if language == "curl" else answer[:-1]) == text
             await page.locator("#status").evaluate("node => { node.textContent = ''; }")
+    await tab.context.clear_permissions()
 
 
 async def test_code_holds_the_request_and_no_key(page: Page, system: EmulatedSystem) -> None:
@@ -360,8 +382,8 @@ async def test_code_holds_the_request_and_no_key(page: Page, system: EmulatedSys
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_contrast_is_enough_in_both_themes(browser: Browser, system: EmulatedSystem, scheme: Any) -> None:
-    async with opened(browser, system.url, color_scheme=scheme) as page:
+async def test_contrast_is_enough_in_both_themes(tab: Page, system: EmulatedSystem, scheme: Scheme) -> None:
+    async with opened(tab, system.url, scheme) as page:
         await page.locator("[name=compare]").check()
         await run(page, max_tokens="48", temperature="0")
         await says(page, "Done.")
@@ -392,8 +414,8 @@ async def test_contrast_is_enough_in_both_themes(browser: Browser, system: Emula
         assert (luminous == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-async def test_a_phone_has_one_column(browser: Browser, system: EmulatedSystem) -> None:
-    async with opened(browser, system.url, viewport={"width": 390, "height": 844}) as page:
+async def test_a_phone_has_one_column(tab: Page, system: EmulatedSystem) -> None:
+    async with opened(tab, system.url, size=PHONE) as page:
         await page.locator("[name=compare]").check()
         await run(page, max_tokens="48")
         await says(page, "Done.")
@@ -409,12 +431,12 @@ async def test_a_phone_has_one_column(browser: Browser, system: EmulatedSystem) 
         assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
 
 
-async def test_the_page_is_open_and_all_else_needs_its_key(browser: Browser, tmp_path: Path) -> None:
+async def test_the_page_is_open_and_all_else_needs_its_key(tab: Page, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(
         f'ops = {{ sha256 = "{digest(KEY).hex()}", operator = true }}\nal = {{ sha256 = "{digest(OTHER).hex()}" }}\n'
     )
-    async with emulated_system(api_keys=str(keys)) as guarded, opened(browser, guarded.url) as page:
+    async with emulated_system(api_keys=str(keys)) as guarded, opened(tab, guarded.url) as page:
         await expect(page.locator("#fleet-note")).to_contain_text("key", timeout=WAIT_MS)
         async with httpx.AsyncClient(base_url=guarded.url, timeout=60, trust_env=False) as client:
             for key, status in (("sk-wrong", 401), (OTHER, 403), (KEY, 200)):
@@ -441,22 +463,17 @@ async def test_headers_let_nothing_else_run(system: EmulatedSystem) -> None:
 
 @pytest.mark.skipif(not SHOTS, reason="set PLAYGROUND_SHOTS=FOLDER to write the pictures of docs/")
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("light", {"color_scheme": "light"}),
-        ("dark", {"color_scheme": "dark"}),
-        ("phone", {"viewport": {"width": 390, "height": 844}}),
-    ],
+    ("name", "scheme", "size"),
+    [("light", "light", PICTURE), ("dark", "dark", PICTURE), ("phone", "light", PHONE)],
 )
-async def test_pictures_for_the_documentation(browser: Browser, name: str, options: Any) -> None:
+async def test_pictures_for_the_documentation(tab: Page, name: str, scheme: Scheme, size: ViewportSize) -> None:
     from PIL import Image  # of matplotlib; only pictures need it
 
     # In float32 the two texts are one, as the page says.
     target, draft = slowed(open_engine("models/target", "float32"), 0.03), open_engine("models/draft")
-    size = {"viewport": {"width": 980, "height": 1000}}
     async with (
         emulated_system(target, draft) as system,
-        opened(browser, system.url, **{**size, **options}) as page,
+        opened(tab, system.url, scheme, size) as page,
     ):
         await page.locator("[name=compare]").check()
         await run(page, max_tokens="96")
