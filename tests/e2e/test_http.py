@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -38,6 +37,8 @@ async def test_the_shipped_pair_gives_one_text_over_http_and_grpc_with_speculati
 
 async def _check_that_shared_prefixes_are_counted(client: openai.AsyncOpenAI, address: str) -> None:
     """A long prompt that comes again is found in the verifier's KV cache but for its last block, under its own salt."""
+    import anthropic
+
     prompt, found = "".join(held_out(6, seed=5)), []
     messages: Any = [{"role": "user", "content": prompt}]
     for salt in ("one", "one", "two"):

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 
 from slipstream.client.gateway_endpoint import digest, new_key
@@ -183,6 +182,8 @@ async def test_tokens_are_counted_as_the_message_would_use_them(place: Place) ->
 
 
 async def test_errors_have_anthropics_body(place: Place) -> None:
+    import anthropic
+
     await place.start()
     with pytest.raises(anthropic.NotFoundError) as missing:
         await place.client.messages.create(model="other", max_tokens=5, messages=MESSAGES)
@@ -199,6 +200,8 @@ async def test_errors_have_anthropics_body(place: Place) -> None:
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_raised_by_the_client(place: Place) -> None:
+    import anthropic
+
     await place.start(verifier={"limit": 9})
     with pytest.raises(anthropic.APIStatusError, match="rolled back"):
         async with place.client.messages.stream(model="toy", max_tokens=50, messages=MESSAGES) as stream:
@@ -220,6 +223,8 @@ async def test_the_key_comes_in_anthropics_header_on_its_routes_alone(place: Pla
 
 async def test_a_prompt_that_is_too_long_is_known_by_its_sentence(place: Place) -> None:
     """Clients that shorten a conversation look for it; the route that counts tokens says how many there are."""
+    import anthropic
+
     await place.start()
     long: Any = [{"role": "user", "content": "How warm? " * 200}]
     with pytest.raises(anthropic.BadRequestError) as refused:

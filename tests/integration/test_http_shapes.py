@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -132,6 +131,8 @@ def test_a_host_of_a_container_or_proxy_is_let_in_by_its_name() -> None:
 
 
 async def test_anthropics_client_lists_models_with_its_own_header(served: Served, tmp_path: Path) -> None:
+    import anthropic
+
     key = new_key()
     file = tmp_path / "keys.toml"
     file.write_text(f'alice = {{ sha256 = "{digest(key).hex()}" }}\n')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import chisquare
+import scipy
 
 FloatArray = npt.NDArray[np.float64]
 MOST_DEVIATIONS = 5.0
@@ -42,4 +42,6 @@ def ranks(p: FloatArray, output: list[int], chance: np.random.Generator) -> Floa
 
 def uniformity(where: FloatArray, bins: int = 20) -> float:
     """The p-value of a chi-square test that ranks are uniform."""
-    return float(chisquare(np.bincount((where * bins).astype(int).clip(max=bins - 1), minlength=bins)).pvalue)
+    return float(
+        scipy.stats.chisquare(np.bincount((where * bins).astype(int).clip(max=bins - 1), minlength=bins)).pvalue
+    )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from scipy import stats
 
 from measurement.experiments.estimates import (
     Interval,
@@ -88,7 +88,7 @@ def test_a_quantile_lies_in_its_interval_with_the_binomial_probability(size: int
     interval = quantile(np.arange(1, size + 1, dtype=float), share)
     low = 0 if math.isinf(interval.low) else int(interval.low)
     high = size + 1 if math.isinf(interval.high) else int(interval.high)
-    below = stats.binom(size, share)
+    below = scipy.stats.binom(size, share)
     assert below.cdf(high - 1) - below.cdf(low - 1) >= 0.95
     for narrower in ((low + 1, high), (low, high - 1)):  # no shorter one leaves either side its half of the doubt
         assert max(below.cdf(narrower[0] - 1), below.sf(narrower[1] - 1)) > 0.025
@@ -129,4 +129,4 @@ def test_the_same_sessions_are_compared_pair_by_pair() -> None:
 @pytest.mark.parametrize("freedom", [8, 9.5, 30, 1e6])
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
 def test_student_s_t(freedom: float, confidence: float) -> None:
-    assert student(freedom, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, freedom), rel=1e-3)
+    assert student(freedom, confidence) == pytest.approx(scipy.stats.t.ppf((1 + confidence) / 2, freedom), rel=1e-3)

@@ -8,10 +8,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from slipstream.engine.sampler import coupled_sampling, torch_noise
 from slipstream.engine.sampler.coupled_sampling import choose, rank
@@ -101,7 +101,10 @@ def test_choices_follow_the_softmax() -> None:
     expected = logits.softmax(-1).double().numpy() * size
     assert observed[4] == 0
     keep = expected > 0
-    assert stats.chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue > 1e-4
+    assert (
+        scipy.stats.chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue
+        > 1e-4
+    )
 
 
 def test_a_drafter_with_the_targets_logits_ranks_the_targets_choice_first() -> None:
@@ -176,6 +179,6 @@ def test_coupled_acceptance_meets_its_formula() -> None:
     draft, _ = choose(q.log().expand(size, -1).contiguous(), [False] * size, [1] * size, positions)
     expected = sum(1.0 / float(torch.maximum(p / p[i], q / q[i]).sum()) for i in range(4))
     accepted = int((target == draft).sum())
-    assert stats.binomtest(accepted, size, expected).pvalue > 1e-4
+    assert scipy.stats.binomtest(accepted, size, expected).pvalue > 1e-4
     distance = float((p - q).abs().sum()) / 2
     assert (1 - distance) / (1 + distance) - 0.01 <= accepted / size <= 1 - distance + 0.01

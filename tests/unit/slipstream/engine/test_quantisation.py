@@ -12,7 +12,6 @@ import pytest
 import torch
 import torchao.quantization
 import transformers
-from bitsandbytes.functional import has_avx512bf16
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafter import open_configured
@@ -235,6 +234,8 @@ def test_a_folder_that_is_quantised_already_needs_no_choice(
 
 def test_a_width_that_a_kernel_cannot_compute_is_refused(tmp_path: Path) -> None:
     """With AVX512-BF16 the NF4 kernel wants whole blocks; without, bitsandbytes computes any width another way."""
+    from bitsandbytes.functional import has_avx512bf16  # with torch's compiler: half a second
+
     folder = str(save_checkpoint("llama", tmp_path, intermediate_size=97))
     if not has_avx512bf16():
         assert load_checkpoint(folder, quantisation="int4").info.dtype.startswith("int4")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 
 from slipstream.engine.engine import ModelOutput
 from slipstream.engine.kvcache.block_pool import BlockPool
@@ -57,7 +57,7 @@ def test_draws_follow_the_quantised_weights() -> None:
     q = np.zeros(6)
     q[ids[0].numpy()] = weights[0].numpy() / int(weights.sum())
     assert observed[q == 0].sum() == 0
-    assert stats.chisquare(observed[q > 0], q[q > 0] * size).pvalue > 1e-4
+    assert scipy.stats.chisquare(observed[q > 0], q[q > 0] * size).pvalue > 1e-4
 
 
 def test_siblings_are_drawn_one_after_the_other_from_what_is_left() -> None:
@@ -70,7 +70,9 @@ def test_siblings_are_drawn_one_after_the_other_from_what_is_left() -> None:
         for order in itertools.permutations(q.token_ids)
     }
     assert set(observed) <= set(expected), "all three, each once"
-    found = stats.chisquare([observed[order] for order in expected], [size * weight for weight in expected.values()])
+    found = scipy.stats.chisquare(
+        [observed[order] for order in expected], [size * weight for weight in expected.values()]
+    )
     assert found.pvalue > 1e-4
 
 

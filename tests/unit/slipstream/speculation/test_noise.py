@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from slipstream.engine.sampler import torch_noise
 from slipstream.speculation import noise
@@ -84,25 +84,25 @@ def test_torch_and_numpy_gumbel_agree_to_rounding() -> None:
 
 def test_draws_along_the_vocabulary_are_uniform() -> None:
     draws = noise.uniform(noise.key(1, 2, Purpose.COUPLED), range(1 << 16))
-    assert stats.kstest(draws, "uniform").pvalue > ALARM
-    assert stats.chisquare(np.bincount((draws * 256).astype(int), minlength=256)).pvalue > ALARM
+    assert scipy.stats.kstest(draws, "uniform").pvalue > ALARM
+    assert scipy.stats.chisquare(np.bincount((draws * 256).astype(int), minlength=256)).pvalue > ALARM
 
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_draws_along_the_positions_are_uniform(purpose: Purpose) -> None:
     keys = torch_noise.keys([7] * 20_000, range(20_000), purpose)
-    assert stats.kstest(torch_noise.uniform(keys, torch.tensor(0)).numpy(), "uniform").pvalue > ALARM
+    assert scipy.stats.kstest(torch_noise.uniform(keys, torch.tensor(0)).numpy(), "uniform").pvalue > ALARM
 
 
 def test_draws_along_the_seeds_are_uniform() -> None:
     keys = torch_noise.keys(range(20_000), [3] * 20_000, Purpose.ACCEPT)
-    assert stats.kstest(torch_noise.uniform(keys, torch.tensor(0)).numpy(), "uniform").pvalue > ALARM
+    assert scipy.stats.kstest(torch_noise.uniform(keys, torch.tensor(0)).numpy(), "uniform").pvalue > ALARM
 
 
 @pytest.mark.parametrize("bit", [0, 8, 20, 31])
 def test_each_bit_is_fair(bit: int) -> None:
     ones = int(((noise.bits(noise.key(9, 9, Purpose.DRAFT), range(40_000)) >> np.uint32(bit)) & 1).sum())
-    assert stats.binomtest(ones, 40_000).pvalue > ALARM
+    assert scipy.stats.binomtest(ones, 40_000).pvalue > ALARM
 
 
 def neighbours() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -135,7 +135,7 @@ def test_neighbouring_draws_are_independent(name: str) -> None:
     first, second = (series.numpy() for series in neighbours()[name])
     assert abs(np.corrcoef(first, second)[0, 1]) < 4.5 / math.sqrt(len(first))
     cells = np.bincount((first * 16).astype(int) * 16 + (second * 16).astype(int), minlength=256)
-    assert stats.chisquare(cells).pvalue > ALARM
+    assert scipy.stats.chisquare(cells).pvalue > ALARM
 
 
 def test_streams_of_one_seed_never_share_a_key() -> None:
@@ -149,4 +149,4 @@ def test_gumbel_max_reproduces_a_softmax() -> None:
     size = 40_000
     keys = torch_noise.keys([1] * size, range(size), Purpose.COUPLED)[:, None]
     choices = (torch.from_numpy(logits) + torch_noise.gumbel(keys, torch.arange(6))).argmax(-1).numpy()
-    assert stats.chisquare(np.bincount(choices, minlength=6), p * size).pvalue > ALARM
+    assert scipy.stats.chisquare(np.bincount(choices, minlength=6), p * size).pvalue > ALARM

@@ -8,8 +8,8 @@ import functools
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 
 from slipstream.speculation import noise
 from slipstream.speculation.draft_distribution import DraftDistribution
@@ -57,7 +57,7 @@ def test_a_chains_drafts_and_coins_may_belong_to_positions() -> None:
     observed = dict.fromkeys(expected, 0)
     for seed in range(RUNS):
         observed[generated(seed)] += 1
-    found = stats.chisquare(list(observed.values()), [RUNS * share for share in expected.values()])
+    found = scipy.stats.chisquare(list(observed.values()), [RUNS * share for share in expected.values()])
     assert found.pvalue > 1e-4
 
 
@@ -91,7 +91,7 @@ def test_siblings_need_a_coin_and_draft_noise_each(chance: type[KeyedRandomness]
         selection = tree(list(nodes.items()))
         verdict = run(rejection, selection, chance(11, position), lambda path: p)
         observed[selection.token_ids[verdict.path[0]] if verdict.path else verdict.next_token] += 1
-    assert (stats.chisquare(observed, p * size).pvalue > 1e-4) == exact
+    assert (scipy.stats.chisquare(observed, p * size).pvalue > 1e-4) == exact
 
 
 def test_the_first_siblings_coin_is_that_of_rejection() -> None:

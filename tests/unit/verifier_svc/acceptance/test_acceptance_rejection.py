@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from slipstream.speculation.draft_distribution import DraftDistribution
 from slipstream.speculation.noise import Purpose
@@ -91,7 +91,7 @@ def test_keyed_randomness_reproduces_the_law_and_itself() -> None:
     for position, token in enumerate(drafts.tolist()):
         verdict = run(rejection, chain((token,), lambda path: proposal), KeyedRandomness(11, position), target)
         observed[token if verdict.path else verdict.next_token] += 1
-    assert stats.chisquare(observed, p * size).pvalue > 1e-4
+    assert scipy.stats.chisquare(observed, p * size).pvalue > 1e-4
     first, second = (
         run(rejection, chain((0,), lambda path: proposal), KeyedRandomness(11, 3), target) for _ in range(2)
     )
@@ -103,7 +103,7 @@ def test_a_draw_follows_its_weights_and_its_noise_is_that_of_its_position() -> N
     drawn = [KeyedRandomness(7, position).draw(0, weights, Purpose.RESIDUAL) for position in range(size)]
     observed = np.bincount(drawn, minlength=4)
     assert observed[1] == 0
-    assert stats.chisquare(observed[[0, 2, 3]], weights[[0, 2, 3]] / 8 * size).pvalue > 1e-4
+    assert scipy.stats.chisquare(observed[[0, 2, 3]], weights[[0, 2, 3]] / 8 * size).pvalue > 1e-4
     below = [KeyedRandomness(7, position - 3).draw(3, weights, Purpose.RESIDUAL) for position in range(3, 40)]
     assert below == drawn[3:40]
 
