@@ -21,7 +21,8 @@ def small_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "VOCABULARY", 2048)
 
 
-def test_passes_stay_within_their_budgets() -> None:
+def test_passes_stay_within_their_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "CONTEXT", 32)  # launches are as many
     found = launches.passes(VirtualGPU())
     assert len(found) == len(launches.PASSES) and not launches.exceeded(found)
     assert all(work.launches["mm"] > 20 for work in found.values())
@@ -33,9 +34,11 @@ def test_proposals_stay_within_their_budgets() -> None:
 
 
 def test_chains_on_vllm_stay_within_their_budgets_and_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "SESSIONS", 4)  # launches are as many, and kernels interpret as many rows
+    monkeypatch.setattr(launches, "SESSIONS", 2)  # launches are as many, and kernels interpret as many rows
     found = launches.chains(VirtualGPU())
     assert len(found) == 6 and not launches.exceeded(found)
+    # A launch for each of two sessions would be within the budget, and for each of eight beyond it.
+    assert all(work.launches.total() == 8 * int(name[-1]) for name, work in found.items())
 
 
 def test_a_chain_whose_tokens_are_read_between_two_levels_exceeds_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
