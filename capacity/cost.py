@@ -85,12 +85,12 @@ ASK_S = 10.0
 
 def measured(model: str, dtype: str, quantisation: str, device: str, seconds: float) -> Mapping[str, Sequence[object]]:
     """The fields of a `Table`; `model` as `slipstream.engine.factory` names it, a target or a draft model."""
+    check_folder(model)
     # Loads transformers, which a plan does without.
     from slipstream.engine.factory import open_engine
     from verifier_svc.estimators.cost_curve import BUCKETS, CostCurve
     from verifier_svc.estimators.cost_measurement import SESSIONS, measure
 
-    check_folder(model)
     curve = CostCurve()
     engine = open_engine(model, dtype, quantisation=quantisation, device=device)
     measure(curve, engine, STEP_TOKENS, seconds)
@@ -100,10 +100,10 @@ def measured(model: str, dtype: str, quantisation: str, device: str, seconds: fl
 def shape(model: str) -> tuple[int, int, int]:
     """Parameters, layers, and parameters of the output layer of a model's folder or hub id; weights are not read.
     Raises as `slipstream.engine.models.checkpoint.describe_checkpoint`."""
+    check_folder(model)
     # Loads transformers, which a plan does without.
     from slipstream.engine.models.checkpoint import model_without_weights
 
-    check_folder(model)
     empty = model_without_weights(model)
     config = empty.config.get_text_config(decoder=True)
     head = empty.get_output_embeddings().weight.numel()

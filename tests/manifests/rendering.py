@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -85,15 +86,17 @@ def tool(name: str) -> str:
 
 @cache
 def _rendered(folder: Path) -> str:
+    """As JSON, which is read in a tenth of the time that YAML takes."""
     words = [tool("kubectl"), "kustomize", folder]
     done = subprocess.run(words, env=os.environ | SHORT_LIVED, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[:2000]
-    return done.stdout
+    return json.dumps(list(yaml.load_all(done.stdout, yaml.CSafeLoader)))
 
 
 def render(folder: Path) -> Documents:
     """A copy of one's own."""
-    return list(yaml.load_all(_rendered(folder), yaml.CSafeLoader))
+    documents: Documents = json.loads(_rendered(folder))
+    return documents
 
 
 def compose(folder: Path, components: Sequence[str]) -> Documents:
