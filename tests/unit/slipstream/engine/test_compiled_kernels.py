@@ -15,11 +15,18 @@ from tests.support.compiled_kernels import KERNELS, RANKING
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch came without Triton")
 
 
-@pytest.mark.parametrize("capability", [pytest.param(75, id="T4", marks=pytest.mark.slow), pytest.param(90, id="H100")])
-def test_all_kernels_compile_and_fuse_no_products_with_sums(capability: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["75"], id="T4", marks=pytest.mark.slow),
+        pytest.param(["90"], id="H100", marks=pytest.mark.long),
+        pytest.param(["90", "narrow"], id="H100, narrow"),
+    ],
+)
+def test_all_kernels_compile_and_fuse_no_products_with_sums(words: list[str], tmp_path: Path) -> None:
     """A product and a sum that were rounded together would not be what torch's operators compute."""
     made = subprocess.run(
-        [sys.executable, "-m", "tests.support.compiled_kernels", str(capability)],
+        [sys.executable, "-m", "tests.support.compiled_kernels", *words],
         env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
