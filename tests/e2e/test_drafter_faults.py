@@ -118,8 +118,9 @@ async def in_the_middle(running: System) -> list[Follower]:
     return texts
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("fault", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGSTOP])
 async def test_when_a_drafter_dies_or_freezes_its_sessions_move_to_the_other_one(fault: signal.Signals) -> None:
+    """The one that freezes is the heir of one that is killed."""
     async with system() as running:
         texts = await in_the_middle(running)
         used = await running.shares()

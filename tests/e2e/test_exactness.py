@@ -53,9 +53,12 @@ async def test_seeds_decide_the_text(server: str) -> None:
     assert await texts(server, speculate=True, temperature=1.0, seed=2) != one
 
 
-@pytest.mark.parametrize("rule", [pytest.param("coupled", marks=pytest.mark.slow), "rejection"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param("coupled", marks=pytest.mark.slow), pytest.param("rejection", marks=pytest.mark.long)]
+)
 async def test_sampled_tokens_follow_the_target_distribution(server: str, rule: str) -> None:
-    """The short suite shows of `coupled` that its texts are those of plain decoding."""
+    """The short suite shows of `coupled` that its texts are those of plain decoding, and of `rejection` the same of a
+    gateway, a verifier and a drafter in one process: tests/integration/test_ratio_rules.py."""
     await assert_distributed(server, rule, MOST_TRIES)
 
 
