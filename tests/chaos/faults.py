@@ -28,6 +28,7 @@ PAIRS: dict[str, Pair] = {
 """Of each kind one. The others can go on."""
 CUT_S, FAR_S = 2.0, 0.02
 RESETS = 10
+BEGUN_S = 60.0
 
 
 async def killed(*parts: Part) -> None:
@@ -101,11 +102,18 @@ async def others_leave(system: Cluster) -> None:
 
 
 async def begun(stub: Any, first: int) -> Any:
-    """A call with its first tokens."""
-    call = stub.Generate(asking(first, 4000))
-    while not (await call.read()).HasField("delta"):
-        pass
-    return call
+    """A call with its first tokens; again where the answer is to retry, as of a gateway that waits for its store."""
+    async with asyncio.timeout(BEGUN_S):
+        while True:
+            call = stub.Generate(asking(first, 4000))
+            try:
+                while not (await call.read()).HasField("delta"):
+                    pass
+                return call
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.2)
 
 
 PROCESSES: dict[str, Fault] = {
