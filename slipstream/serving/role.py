@@ -82,10 +82,12 @@ class Role:
         status = await process.wait()
         raise Unavailable(cause or f"{self.module} ended with status {status} before it was ready; see above.")
 
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """The environment of its process, without variables that only an interpreter's start reads."""
+        return dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
+
     async def _run(self, more: Mapping[str, str], *options: str) -> asyncio.subprocess.Process:
-        environment = (
-            ALLOCATOR | PATIENT_THREADS | dict(os.environ) | dict(self._settings) | {END_WITH_PARENT: "1"} | dict(more)
-        )
+        environment = ALLOCATOR | PATIENT_THREADS | self._environment(more)
         command = [self._python, "-m", self.module, *options]
         return await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True

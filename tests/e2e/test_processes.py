@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,10 +126,17 @@ async def check_that_texts_go_on_without_the_verifier(server: str, serve: int) -
     assert children(serve)["verifier_svc"] != verifier
 
 
-def test_a_killed_serve_leaves_no_process_behind() -> None:
-    """Here its processes are started as a user's are, and not forked."""
+@contextmanager
+def started() -> Iterator[subprocess.Popen[str]]:
+    """`slipstream serve` and its roles as a user starts them, and not forked."""
     command, environment = serve_command("--drafter", "ngram"), serve_environment() | UNMEASURED
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_killed_serve_leaves_no_process_behind(forked: bool) -> None:
+    with serve_process("--drafter", "ngram", **UNMEASURED) if forked else started() as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready grpc=")
         left = set(children(process.pid).values())

@@ -35,8 +35,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slipstream.process import END_WITH_PARENT
-
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MOST_KEPT = (1 << 31) - 1
@@ -330,7 +328,7 @@ def start_by_forking(template: Template) -> None:
     spawn = Role._run
 
     async def run(role: Any, more: Mapping[str, str], *options: str) -> Any:
-        environment = dict(os.environ) | dict(role._settings) | {END_WITH_PARENT: "1"} | dict(more)
+        environment = role._environment(more)
         path = environment.get("PYTHONPATH")
         chosen = template if path == os.environ.get("PYTHONPATH") else _of_trees.get(path or "")
         if role._python != sys.executable or chosen is None:
