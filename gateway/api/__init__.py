@@ -8,8 +8,8 @@
 3. Call `SessionRegistry.generate` or `resume` with the request, the context and a coroutine function `send`. The first
    event means that the request was admitted: an error before it can still be the answer's status. The next event comes
    once `send` has returned, which is the flow control.
-4. When the client leaves, cancel the call of 3: the last client of a session stops it, which frees its KV at once. It
-   stays resumable; `SessionRegistry.cancel` ends it for good.
+4. When the client leaves, cancel the call of 3: the last client of a session stops it, which frees its KV before the
+   verifier's next step. It stays resumable; `SessionRegistry.cancel` ends it for good.
 5. For an exception, send `typed_error` of it (`slipstream.errors`): it has a gRPC code and an HTTP status;
    `message_to_send` and `retry_delay_s` are its sentence and its Retry-After. Send the context's trailers too.
 

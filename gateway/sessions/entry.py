@@ -45,8 +45,8 @@ class SessionEntry:
     life: SessionLife = field(default_factory=SessionLife)
 
     def leave(self) -> None:
-        """End the task soon: the run closes the session on its verifier, where its KV is free before the next step, and
-        releases it. Acts once, and interrupts no last writes."""
+        """End the task soon: the run closes the session on its verifier, where its KV is free before that
+        one's next step, and releases it. Acts once, and interrupts no last writes."""
         if self.task is not None and not self.life.left:
             ending = self.life.state is SessionState.ENDING
             self.life.enter(SessionState.LEFT)

@@ -31,7 +31,7 @@ class VerifierSearch:
         """Verifiers that failed this session or had no room for it: others come first."""
         self._failed_steps = Backoff(first_s=0.5)
         self._return_at = 0.0
-        """Loop time before which those are not tried again: what is wrong with their model may pass."""
+        """Loop time before which those are not tried again, after a step that failed: what is wrong may pass."""
 
     def note_failure(self, verifier: VerifierWorker, error: SlipstreamError) -> None:
         """The verifier failed the session with this error."""
@@ -63,8 +63,8 @@ class VerifierSearch:
 
     def _choose(self, prefixes: Sequence[bytes], arithmetic: str, *, waited: bool = False) -> VerifierWorker | None:
         """A verifier of the arithmetic that wrote the text so far, preferably one that has not failed this session.
-        Where the text may be mixed, one of another arithmetic comes before one that failed, and once the session has
-        waited in vain. None while there is none."""
+        Where the text may be mixed and no such one is there, one of another arithmetic is chosen as soon as the others
+        failed, or once the session has `waited` in vain. None while there is none."""
         choose, model = self._router.choose_verifier, self._model
         fresh = choose(model, self._avoid, prefixes, arithmetic)
         failed = None if fresh or self._awaiting_return else choose(model, (), prefixes, arithmetic)

@@ -349,7 +349,7 @@ STEP_FAULTS = _verifier(
     "kind",
 )
 DRAFT_WAIT = _verifier(
-    "slipstream_draft_wait_seconds_total", "Time in which steps were held back for candidates (the bubble)."
+    "slipstream_draft_wait_seconds_total", "Time in which steps were held back for candidates or masks (the bubble)."
 )
 DRAFTING_PAUSED = _verifier(
     "slipstream_drafting_paused",
