@@ -44,11 +44,8 @@ class Backoff:
 
 
 class Broadcast:
-    """Wakes every task that waits for the next change of some state. The state itself lives elsewhere.
-
-    A task that does something else between reading the state and waiting takes `next_change()` before it reads, and
-    waits for what that returned: no change in between is lost.
-    """
+    """Wakes every task that waits for the next change of some state. The state itself lives elsewhere: a task reads it
+    and waits at once, so that no change in between is lost."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -56,10 +53,6 @@ class Broadcast:
     def notify_all(self) -> None:
         self._event.set()
         self._event = asyncio.Event()
-
-    def next_change(self) -> asyncio.Event:
-        """An event that the next `notify_all` sets."""
-        return self._event
 
     async def wait(self) -> None:
         """Wait for the next `notify_all`."""

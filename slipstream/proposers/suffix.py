@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import repeat
-from operator import itemgetter
 from typing import NamedTuple
 
 from slipstream.proposers.base import OpenedProposer, ProposerContext, ProposerSettings, any_vocabulary
 from slipstream.proposers.corpus import REACH, Corpora, Corpus, CorpusReader
 from slipstream.proposers.lookup import DOUBT, FoundNode, LookupProposer, doubt_at, evidence
-from slipstream.proposers.suffix_automaton import Match, Matcher, SuffixAutomaton
+from slipstream.proposers.suffix_automaton import HITS, Match, Matcher, SuffixAutomaton
 
 CHUNK = 256
 """Tokens of output after which a corpus receives them, while the sequence goes on."""
 LEAST_PROBABILITY = 0.05
 """A path less likely than this is not looked up any further."""
-_HITS = itemgetter(1)
 
 
 class TreeBounds(NamedTuple):
@@ -89,7 +87,7 @@ def continuations(
         if not context.length:
             break
         known = automata[best].followers(context)
-        judged = evidence(sum(map(_HITS, known)), context.length, doubt)
+        judged = evidence(sum(map(HITS, known)), context.length, doubt)
         spent = 0.0
         for token, hits in known:
             share = left * (hits / judged)

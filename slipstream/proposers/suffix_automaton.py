@@ -30,7 +30,8 @@ class Match(NamedTuple):
 
 
 EMPTY = Match(ROOT, 0)
-_HITS = itemgetter(1)
+HITS = itemgetter(1)
+"""The hits of a follower (`SuffixAutomaton.followers`)."""
 
 
 class SuffixAutomaton:
@@ -122,7 +123,7 @@ class SuffixAutomaton:
             return [(self._token[state], counts[first])]
         followers = [(self._token[state], counts[first])]
         followers += [(token, counts[target]) for token, target in self._others[state].items()]
-        followers.sort(key=_HITS, reverse=True)
+        followers.sort(key=HITS, reverse=True)
         return followers
 
     def _append(self, token: int) -> int:

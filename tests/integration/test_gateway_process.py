@@ -56,7 +56,7 @@ async def test_without_any_verifier_requests_are_unavailable(folder: Path) -> No
 
 async def until_waiting(gateway: GatewayServer, asked: asyncio.Task[Any]) -> None:
     """Return once the request waits for its verifier (nothing else waits for changes here), or was answered."""
-    while not gateway.router.changes.next_change()._waiters and not asked.done():
+    while not gateway.router.changes._event._waiters and not asked.done():
         await asyncio.sleep(0.001)
 
 

@@ -70,9 +70,9 @@ class SessionDrafting:
     _came: bool = False
     """Whether candidates came since drafting began."""
     _tokens: float = 0.0
-    """Committed in the counted rounds, the last ones counting most."""
+    """Tokens committed in the counted rounds, the last ones counting most."""
     _time: float = 0.0
-    """That these rounds took, in plain rounds."""
+    """Time that the counted rounds took, in plain rounds."""
     _rest: float = 0.0
     """Rounds of the present pause, which its own rounds have asked for; 0: it was never tried."""
 

@@ -98,7 +98,7 @@ class DraftedRound(NamedTuple, Generic[Key]):
     drafting: SessionDrafting
     tokens: int
     candidates: int
-    """That the step verified for it."""
+    """Candidates that the step verified for the session."""
     tenant: str = ""
 
 

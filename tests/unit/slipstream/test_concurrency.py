@@ -60,17 +60,6 @@ def test_a_broadcast_wakes_every_task_that_waits_and_none_that_comes_later() -> 
     run(main())
 
 
-def test_no_change_is_lost_between_reading_the_state_and_waiting() -> None:
-    async def main() -> None:
-        changes = Broadcast()
-        change = changes.next_change()
-        changes.notify_all()
-        async with asyncio.timeout(1.0):
-            await change.wait()
-
-    run(main())
-
-
 @pytest.mark.parametrize(("progress_every_s", "stalls"), [(None, True), (5.0, False), (7.0, True)])
 def test_a_peer_without_progress_for_the_limit_is_stalled(progress_every_s: float | None, stalls: bool) -> None:
     async def main() -> None:
