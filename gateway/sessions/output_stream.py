@@ -77,8 +77,7 @@ class OutputStream:
         """Leading rounds whose tokens' texts are known."""
         self._shown = 0
         """Leading tokens that may be sent to clients: settled ones, of whole rounds where those are asked for."""
-        self._finished: gateway_pb2.Finished | None = None
-        self._failure: SlipstreamError | None = None
+        self._outcome: gateway_pb2.Finished | SlipstreamError | None = None
         self._clients = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         """Clients that have taken all they may so far, each with the number of tokens from which on it is woken."""
@@ -87,7 +86,7 @@ class OutputStream:
 
     @property
     def over(self) -> bool:
-        return self._finished is not None or self._failure is not None
+        return self._outcome is not None
 
     def append_tokens(
         self,
@@ -135,23 +134,23 @@ class OutputStream:
     def finish(self, finished: gateway_pb2.Finished) -> None:
         """The session ended."""
         if not self.over:
-            self._finished = finished
+            self._outcome = finished
             self._wake_clients()
 
     def fail(self, error: SlipstreamError) -> None:
         """End the stream with an error; the session itself may go on elsewhere."""
         if not self.over:
-            self._failure = error
+            self._outcome = error
             self._wake_clients()
 
     async def follow(
         self, offset: int = 0, characters: int | None = None, revision: int | None = None, interval: int = 0
     ) -> AsyncGenerator[Event, None]:
         """Yield Started, then what a client misses that has `offset` tokens and so many characters of text (None: the
-        text of its tokens), then Finished. Behind the first tokens a Delta has `interval` tokens or more, but for the
-        last one and what is sent after QUIET_S. An event counts as taken when the next one is asked for. Raises what
-        ended the session instead, Aborted for an earlier `revision` than the session's, and OutOfRange for a later one,
-        or an offset that its output never reached."""
+        text of its tokens), then Finished. Behind the first tokens a client receives `interval` tokens or more at a
+        time (in pieces where one Delta is too small for them), but at the end and after QUIET_S. An event counts as
+        taken when the next one is asked for. Raises what ended the session instead, Aborted for an earlier `revision`
+        than the session's, and OutOfRange for a later one, or an offset that its output never reached."""
         self._clients += 1
         try:
             self._check(revision)
@@ -162,13 +161,14 @@ class OutputStream:
                     yield delta
                     offset, characters = until, later
                     self._take(offset)
-                if self._finished is not None:
+                outcome = self._outcome
+                if outcome is not None and offset >= self._shown:  # the last tokens may come while it takes others
                     break
-                if self._failure is not None:
-                    raise self._failure
                 least = max(1, interval) if offset else 1
                 with contextlib.suppress(TimeoutError):
                     await self._wait_for(offset + least, QUIET_S if least > 1 else None)
+            if isinstance(outcome, SlipstreamError):
+                raise outcome
             if offset > len(self.tokens):
                 raise OutOfRange(
                     f"The session has {len(self.tokens)} output tokens, not {offset}.",
@@ -179,7 +179,7 @@ class OutputStream:
             self._check_characters(characters)
             if tail := self._since(offset, characters):
                 yield gateway_pb2.Delta(offset=offset, text=tail)
-            yield self._finished
+            yield outcome
         finally:
             self._clients -= 1
             if not self._clients:
@@ -205,11 +205,13 @@ class OutputStream:
             await self._taken.wait()
 
     async def _wait_for(self, tokens: int, limit_s: float | None) -> None:
-        """Wait until so many tokens may be sent, or none follow. Raises TimeoutError after `limit_s`."""
+        """Wait until so many tokens may be sent, or none follow. Tokens that wait to be sent together with later ones
+        count as taken: the verifier does not wait for the client. Raises TimeoutError after `limit_s`."""
         if self._shown >= tokens or self.over:
             return
         waiting = tokens, asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
+        self._reach(len(self.tokens))
         try:
             async with contextlib.nullcontext() if limit_s is None else asyncio.timeout(limit_s):
                 await waiting[1]
@@ -218,8 +220,7 @@ class OutputStream:
                 self._waiting.remove(waiting)
 
     def _wake_clients(self) -> None:
-        """Wake the clients that wait for what there is now. Tokens that one waits to receive together with later ones
-        count as taken: the verifier does not wait for it."""
+        """Wake the clients that wait for what there is now."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             tokens, future = each
@@ -278,14 +279,16 @@ class OutputStream:
         )
 
     def _deltas(self, offset: int, characters: int | None) -> Iterator[tuple[gateway_pb2.Delta, int, int | None]]:
-        """Yields the deltas that may be sent now behind a place, each with the place behind it."""
-        if offset == 0 and self._shown:
+        """Yields the deltas that may be sent at the first `next` behind a place, each with the place behind it. Tokens
+        that come while a client takes one wait for the next call: they may be fewer than it wants in one message."""
+        shown = self._shown
+        if offset == 0 and shown:
             for some in self._prompt_pieces():
                 yield gateway_pb2.Delta(prompt_logprobs=some), 0, characters
-        while offset < self._shown:
-            bound = self._without_logprobs if offset < self._without_logprobs else self._shown
+        while offset < shown:
+            bound = self._without_logprobs if offset < self._without_logprobs else shown
             most = MOST_TOKENS if offset < self._without_logprobs else _fitting(self._logprobs)
-            until = min(bound, self._shown, offset + most)
+            until = min(bound, shown, offset + most)
             delta = self._delta(offset, until, characters)
             offset, characters = until, self._ahead(until, characters)
             yield delta, offset, characters

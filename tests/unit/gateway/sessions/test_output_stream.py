@@ -157,6 +157,34 @@ def test_a_stream_with_an_interval_has_the_same_tokens_in_deltas_of_that_size(
     asyncio.run(run())
 
 
+async def test_tokens_that_come_while_a_slow_client_takes_a_message_wait_for_its_interval_and_count_as_taken() -> None:
+    stream = new_stream()
+    async with aclosing(stream.follow(interval=12)) as events:
+        await anext(events)
+        stream.append_tokens([0] * 4)
+        await anext(events)
+        stream.append_tokens([0] * 4)  # the client still takes the first 4
+        assert stream.lag == 8
+        following = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        assert stream.lag == 0 and not following.done()
+        stream.append_tokens([0] * 8)
+        delta = await following
+        assert isinstance(delta, gateway_pb2.Delta) and len(delta.token_ids) == 12
+
+
+@pytest.mark.parametrize("interval", [0, 12])
+async def test_tokens_that_come_with_the_end_while_a_slow_client_takes_a_message_are_sent(interval: int) -> None:
+    stream = new_stream()
+    async with aclosing(stream.follow(interval=interval)) as events:
+        await anext(events)
+        stream.append_tokens([0] * 4)
+        await anext(events)
+        stream.append_tokens([0] * 4)
+        end(stream)
+        assert [len(event.token_ids) async for event in events if isinstance(event, gateway_pb2.Delta)] == [4]
+
+
 async def test_a_client_of_one_answer_is_woken_for_the_first_tokens_and_for_the_end() -> None:
     stream, events = new_stream(), list[Event]()
 
