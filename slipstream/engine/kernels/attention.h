@@ -62,7 +62,7 @@ TARGET static void NAME(finish_scores)(const struct layer *a, float *scores, lon
 
 /* Scores [keys / WIDTH, rows, WIDTH] of the queries [rows, dim] with `count` keys. */
 TARGET static void NAME(score)(const char *const *keys, long kind, long dim, long count, const NAME(number) *queries,
-                               long rows, float *scores)
+                               long rows, float *scores, struct wanted *soon)
 {
     float packed[MOST_DIM * WIDTH]; /* [floats or pairs of a key, WIDTH] */
     long depth = kind == FLOATS ? dim : dim / 2, stride = dim * sizeof(NAME(number)) / 4;
@@ -74,6 +74,7 @@ TARGET static void NAME(score)(const char *const *keys, long kind, long dim, lon
         for (long i = 0; i < WIDTH; i += 8)
             for (long d = 0; d < depth; d += 8)
                 NAME(turn)(from + i, d, packed + d * WIDTH + i);
+        ask(soon, WIDTH);
         memset(scores, 0, rows * WIDTH * sizeof(float));
         for (long row = 0; row < rows; row += TILE_ROWS)
             NAME(tile)(kind, &s, (const char *)(queries + row * dim), stride, scores + row * WIDTH,
@@ -85,7 +86,8 @@ TARGET static void NAME(score)(const char *const *keys, long kind, long dim, lon
 /* Adds `count` values, in pairs from the first on, times the weights [rows, BLOCK] to the sums [dim / WIDTH, sums_rows,
  * WIDTH]. Weights are zeros from `count` on. */
 TARGET static void NAME(add_values)(const char *const *values, long kind, long dim, long count,
-                                    const NAME(number) *weights, float *sums, long rows, long sums_rows)
+                                    const NAME(number) *weights, float *sums, long rows, long sums_rows,
+                                    struct wanted *soon)
 {
     unsigned pairs[BLOCK / 2 * WIDTH]; /* [pairs of values, WIDTH] */
     struct steps s = {(const char *)pairs, 0, (count + 1) / 2, (const char *)pairs, WIDTH * sizeof(float), 0};
@@ -95,6 +97,7 @@ TARGET static void NAME(add_values)(const char *const *values, long kind, long d
             const unsigned short *first = (const unsigned short *)values[j] + d;
             const unsigned short *second = j + 1 < count ? (const unsigned short *)values[j + 1] + d : first;
             unsigned *to = pairs + j / 2 * WIDTH;
+            ask(soon, 1);
             for (long lane = 0; lane < width; lane += LANES)
                 for (int i = 0; i < LANES; i++)
                     to[lane + i] = first[lane + i] | (unsigned)second[lane + i] << 16;
@@ -148,8 +151,9 @@ TARGET static void NAME(add_tile)(const char *const *values, long at, long kind,
 
 /* Adds `count` values times the weights [rows, BLOCK] to the sums [dim / WIDTH, sums_rows, WIDTH]. */
 TARGET static void NAME(add_values)(const char *const *values, long kind, long dim, long count, const float *weights,
-                                    float *sums, long rows, long sums_rows)
+                                    float *sums, long rows, long sums_rows, struct wanted *soon)
 {
+    ask(soon, BLOCK);
     for (long d = 0; d < dim; d += WIDTH, sums += sums_rows * WIDTH)
         for (long row = 0; row < rows; row += TILE_ROWS)
             NAME(add_tile)(values, d, kind, count, weights + row * BLOCK, sums + row * WIDTH,
@@ -234,14 +238,16 @@ TARGET static void NAME(shrink)(float *row, long tiles, long rows, float factor)
                 row[t * rows * WIDTH + i] *= factor;
 }
 
-/* Attention of the part's tokens for one KV head. Rows are its tokens' query heads, token by token. */
-TARGET static void NAME(attend)(const struct layer *a, const struct call *c, const struct part *p, long head)
+/* Attention of the part's tokens for one KV head. Rows are its tokens' query heads, token by token. `next`: what the
+ * thread attends to afterwards, or null. */
+TARGET static void NAME(attend)(const struct layer *a, const struct call *c, const struct part *p, long head,
+                                const struct part *next, long next_head)
 {
     long size = item(a->kind), rows = p->count * a->group, tiles = (a->value_dim + WIDTH - 1) / WIDTH;
     const char *keys = a->keys + head * a->key_head, *values = a->values + head * a->value_head;
     NAME(number) queries[MOST_QUERIES * MOST_DIM], weights[MOST_QUERIES * BLOCK];
     float out[MOST_QUERIES * MOST_DIM], scores[MOST_QUERIES * MOST_TAIL], x[BLOCK];
-    const char *key_at[MOST_TAIL], *value_at[MOST_TAIL];
+    const char *key_at[MOST_TAIL], *value_at[MOST_TAIL], *next_at[BLOCK];
     struct softmax state[MOST_QUERIES];
     long begin[MOST_QUERIES], end[MOST_QUERIES]; /* positions that a row sees by whole blocks */
     long trunk = p->base + p->pending, least = trunk + p->count, most = 0;
@@ -279,7 +285,7 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
     }
 
     long start = least - least % BLOCK;
-    prefetch(p, keys, a->key_row, a->key_dim * size, start, most - start < BLOCK ? most - start : BLOCK);
+    struct wanted soon = {next_at, 0, a->key_dim * size};
     for (long at = start; at < most; at += BLOCK) {
         long count = most - at < BLOCK ? most - at : BLOCK, low = rows, high = 0;
         for (long r = 0; r < rows; r++)
@@ -289,12 +295,16 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             }
         if (low >= high)
             continue;
-        long some = high - low, next = most - at - count < BLOCK ? most - at - count : BLOCK;
+        long some = high - low, left = most - at - count;
         find_rows(p, keys, a->key_row, at, count, key_at);
         find_rows(p, values, a->value_row, at, count, value_at);
-        prefetch(p, values, a->value_row, a->value_dim * size, at, count);
-        NAME(score)(key_at, a->kind, a->key_dim, count, queries + low * a->key_dim, some, scores);
-        prefetch(p, keys, a->key_row, a->key_dim * size, at + count, next);
+        soon = (struct wanted){value_at, count, a->value_dim * size};
+        NAME(score)(key_at, a->kind, a->key_dim, count, queries + low * a->key_dim, some, scores, &soon);
+        soon = (struct wanted){next_at, left < BLOCK ? left : BLOCK, a->key_dim * size};
+        if (left)
+            find_rows(p, keys, a->key_row, at + count, soon.count, next_at);
+        else if (next)
+            soon.count = find_first_keys(a, next, next_head, next_at);
         for (long r = low; r < high; r++) {
             NAME(number) *weight = weights + (r - low) * BLOCK;
             long from = begin[r] > at ? begin[r] - at : 0, to = end[r] < at + count ? end[r] - at : count;
@@ -308,7 +318,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
             NAME(store_weights)(x, weight);
         }
-        NAME(add_values)(value_at, a->kind, a->value_dim, count, weights, out + low * WIDTH, some, rows);
+        NAME(add_values)(value_at, a->kind, a->value_dim, count, weights, out + low * WIDTH, some, rows, &soon);
+        ask(&soon, BLOCK);
     }
 
     if (first_node < p->count) { /* the trunk's last keys and the paths of nodes, token by token */
@@ -316,7 +327,8 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
         long count = shared + nodes, first = first_node * a->group, some = rows - first;
         find_rows(p, keys, a->key_row, at, count, key_at);
         find_rows(p, values, a->value_row, at, count, value_at);
-        NAME(score)(key_at, a->kind, a->key_dim, count, queries + first * a->key_dim, some, scores);
+        soon = (struct wanted){value_at, count, a->value_dim * size};
+        NAME(score)(key_at, a->kind, a->key_dim, count, queries + first * a->key_dim, some, scores, &soon);
         for (long token = first_node; token < p->count; token++) {
             long path[MOST_TAIL], length = shared, place = MOST_TAIL, row = token * a->group;
             for (long j = 0; j < shared; j++)
@@ -344,7 +356,7 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
                     NAME(store_weights)(x, weights + (r - row) * BLOCK);
                 }
                 NAME(add_values)(on_path + start, a->kind, a->value_dim, to - start, weights + start,
-                                 out + row * WIDTH, a->group, rows);
+                                 out + row * WIDTH, a->group, rows, &soon);
             }
         }
     }

@@ -151,6 +151,7 @@ class StepParts:
                 parts.append((row + first - segment.held, first, count, sequence.length, pending, *where, parents))
             row += segment.computed
             parents += 8 * len(segment.nodes)
+        parts.sort(key=lambda part: -part[2] * (part[1] + part[2] + part[3]))  # the longest first: threads end together
         return parts
 
 

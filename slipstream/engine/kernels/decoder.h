@@ -175,7 +175,7 @@ static void multiply(struct stage *s, const struct pass *p, const struct product
         x = (const char *)p->wide;
     }
     struct rows_of_product job = {product, x, y, p->tokens};
-    take_part(s + 1, multiply_blocks, &job, blocks_of(product), MOST_SIDE, p->threads);
+    take_part(s + 1, multiply_blocks, &job, blocks_of(product), least_blocks(p->tokens), p->threads);
 }
 
 /* What each of the threads of a pass does. */
@@ -190,11 +190,11 @@ static void decode(void *argument)
         long token = queries + 2 * keys;
         struct call call = {p->states, p->states + queries, p->states + queries + keys, p->found,
                             token, size, token, size, token, size};
-        struct parts_of_step parts = {a, &call, p->parts};
+        struct parts_of_step parts = {a, &call, p->parts, p->part_count, s + 4};
         for_rows(s, enter, p, b);
         multiply(s + 1, p, b->qkv, p->normed, p->states);
         for_rows(s + 3, turn_heads, p, b);
-        take_part(s + 4, attend_heads, &parts, p->part_count * a->heads, 1, p->threads);
+        attend_parts(&parts);
         multiply(s + 5, p, b->out, p->found, p->normed);
         for_rows(s + 7, add_attention, p, b);
         multiply(s + 8, p, b->gate_up, p->normed, p->gates);

@@ -16,10 +16,11 @@
 
 enum { FLOATS = 0, PAIRS = 1, BYTES = 2 };
 enum { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
-#define MOST_ROWS 256
+#define MOST_ROWS 384
 #define CHUNK 128   /* input features whose weights stay in the first cache for all rows, of all blocks side by side */
 #define GROUPS 3    /* of rows at most, where a group takes blocks side by side */
 #define MOST_SIDE 4 /* blocks of output features that few rows take at once */
+#define MOST_FEW 12 /* such rows, with any set of instructions */
 #define BLOCK 128 /* positions whose keys are added up at a time */
 #define SUMS 16
 #define MOST_QUERIES 96 /* rows of a part */
@@ -108,12 +109,28 @@ static void find_rows(const struct part *p, const char *heads, long stride, long
         found[j] = heads + pool_row(p, first + j) * stride;
 }
 
-/* Asks memory for heads of `bytes`: they lie too far apart for the processor to foresee. */
-static void prefetch(const struct part *p, const char *heads, long stride, long bytes, long first, long count)
+/* The block of keys with which a part begins, of one head. Returns how many there are. */
+static long find_first_keys(const struct layer *a, const struct part *p, long head, const char **found)
 {
-    for (long j = 0; j < count; j++)
-        for (long at = 0; at < bytes; at += 64)
-            __builtin_prefetch(heads + pool_row(p, first + j) * stride + at, 0, 3);
+    long last = p->base + (p->first < p->pending ? p->first : p->pending - 1);
+    long start = a->window && last + 1 > a->window ? last + 1 - a->window : 0, count = last + 1 - start / BLOCK * BLOCK;
+    count = count < BLOCK ? count : BLOCK;
+    find_rows(p, a->keys + head * a->key_head, a->key_row, start / BLOCK * BLOCK, count, found);
+    return count;
+}
+
+/* Rows of a pool that are read soon: they lie too far apart for the processor to foresee. Memory is asked for a few of them
+ * at a time, beside computing: a core has some two dozen requests under way, and waits where it asks for more. */
+struct wanted {
+    const char **rows;
+    long count, bytes; /* of a row */
+};
+
+static inline __attribute__((always_inline)) void ask(struct wanted *w, long count)
+{
+    for (; count > 0 && w->count > 0; count--, w->rows++, w->count--)
+        for (long at = 0; at < w->bytes; at += 64)
+            __builtin_prefetch(*w->rows + at, 0, 3);
 }
 
 /* One row's softmax so far. */
@@ -254,6 +271,13 @@ static long blocks_of(const struct product *p)
     return (p->features + width - 1) / width;
 }
 
+/* Blocks that a thread takes at least: few rows take them side by side. Of many rows one is work enough, and threads end
+ * together. */
+static long least_blocks(long rows)
+{
+    return rows > MOST_FEW ? 1 : MOST_SIDE;
+}
+
 /* y [rows, features] of x [rows, depth]. One thread does `few` multiplications before others have woken up; `run` is
  * GOMP_parallel of the OpenMP that torch computes with. */
 void slipstream_multiply(const struct product *p, const char *x, char *y, long rows, long few, unsigned threads,
@@ -262,27 +286,36 @@ void slipstream_multiply(const struct product *p, const char *x, char *y, long r
     struct rows_of_product job = {p, x, y, rows};
     if (rows * p->features * inputs(p) <= few)
         threads = 1;
-    divide(multiply_blocks, &job, blocks_of(p), MOST_SIDE, threads, run);
+    divide(multiply_blocks, &job, blocks_of(p), least_blocks(rows), threads, run);
 }
 
-/* Parts of a step, to be divided by part and KV head. */
+/* Parts of a step, to be divided by part and KV head; the longest come first, so that threads end together. */
 struct parts_of_step {
     const struct layer *layer;
     const struct call *call;
     const struct part *parts;
+    long count;
+    struct stage *stage;
 };
 
-static void attend_heads(const void *what, long first, long end)
+static void attend_head(const void *what, long item, long following)
 {
     const struct parts_of_step *job = what;
-    long heads = job->layer->heads;
-    for (long at = first; at < end; at++)
-        if (job->layer->level == AVX2)
-            avx2_attend(job->layer, job->call, job->parts + at / heads, at % heads);
-        else if (job->layer->level == AVX512_BF16 && job->layer->kind == PAIRS)
-            avx512_bf16_attend(job->layer, job->call, job->parts + at / heads, at % heads);
-        else
-            avx512_attend(job->layer, job->call, job->parts + at / heads, at % heads);
+    const struct layer *layer = job->layer;
+    const struct part *part = job->parts + item / layer->heads;
+    const struct part *next = following < job->count * layer->heads ? job->parts + following / layer->heads : 0;
+    if (layer->level == AVX2)
+        avx2_attend(layer, job->call, part, item % layer->heads, next, following % layer->heads);
+    else if (layer->level == AVX512_BF16 && layer->kind == PAIRS)
+        avx512_bf16_attend(layer, job->call, part, item % layer->heads, next, following % layer->heads);
+    else
+        avx512_attend(layer, job->call, part, item % layer->heads, next, following % layer->heads);
+}
+
+static void attend_parts(void *argument)
+{
+    const struct parts_of_step *job = argument;
+    take_in_turn(job->stage, attend_head, job, job->count * job->layer->heads);
 }
 
 /* Copies a token's heads of keys or values, `from_head` bytes from each other, to a row of their pool. */
@@ -305,10 +338,12 @@ void slipstream_attend(const struct layer *a, const struct call *c, const struct
     }
     for (long i = 0; i < count; i++) /* tokens times keys */
         pairs += parts[i].count * (parts[i].base + parts[i].first + parts[i].count);
-    struct parts_of_step job = {a, c, parts};
-    if (pairs * a->heads * a->group * (a->key_dim + a->value_dim) <= few)
-        threads = 1;
-    divide(attend_heads, &job, count * a->heads, 1, threads, run);
+    struct stage stage = {0};
+    struct parts_of_step job = {a, c, parts, count, &stage};
+    if (threads > 1 && pairs * a->heads * a->group * (a->key_dim + a->value_dim) > few)
+        run(attend_parts, &job, threads, 0);
+    else
+        attend_parts(&job);
 }
 
 /* y [rows, width] = x / sqrt(mean square of the row + epsilon) * weight, in fp32 and rounded once. Squares are added up

@@ -12,6 +12,16 @@ typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
 /* Looks, some 40 ns each, before a thread sleeps: the thread that it waits for has lost its core to other work. */
 #define SPINS 4000
 
+static void wait_for_others(const struct stage *s, long count)
+{
+    const struct timespec nap = {0, 50000};
+    for (long spin = 0; __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) < count; spin++)
+        if (spin < SPINS)
+            _mm_pause();
+        else
+            nanosleep(&nap, 0);
+}
+
 /* Takes a share of what is left at a time, so that threads end together; `least` items at least. */
 static void take_part(struct stage *s, each *each, const void *what, long count, long least, long threads)
 {
@@ -26,12 +36,19 @@ static void take_part(struct stage *s, each *each, const void *what, long count,
         __atomic_fetch_add(&s->done, end - first, __ATOMIC_RELEASE);
         first = __atomic_load_n(&s->next, __ATOMIC_RELAXED);
     }
-    const struct timespec nap = {0, 50000};
-    for (long spin = 0; __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) < count; spin++)
-        if (spin < SPINS)
-            _mm_pause();
-        else
-            nanosleep(&nap, 0);
+    wait_for_others(s, count);
+}
+
+/* As take_part, an item at a time; `each` is given what the thread does next, too (from `count` on: nothing). */
+static void take_in_turn(struct stage *s, each *each, const void *what, long count)
+{
+    long next;
+    for (long item = __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED); item < count; item = next) {
+        next = __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED);
+        each(what, item, next);
+        __atomic_fetch_add(&s->done, 1, __ATOMIC_RELEASE);
+    }
+    wait_for_others(s, count);
 }
 
 struct division {
