@@ -10,8 +10,9 @@ Where it is above, a session whose rounds gain less pauses, and tries again late
 begin to quote its prompt.
 
 **What trying costs.** A round that is tried in vain takes `slowdown - gain` plain rounds too much. A session pauses for
-so long that its next try loses SHARE of its rounds. New sessions of a tenant are tried likewise, as long as all its
-tries have lost no more than SHARE of its rounds, and always where its texts have gained enough lately.
+so long that its next try loses SHARE of its rounds. New sessions of a tenant are tried as long as all its tries have
+lost no more than SHARE of its rounds and what its drafting has earned. The average gain does not decide: one text in
+ten that is copied from its prompt pays for nine tries in vain.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ PAUSED = 32
 SHARE = 0.01
 """Share of rounds that tries in vain may lose."""
 CREDIT = 8.0
-"""Rounds that a tenant may lose before it has any, and most that it may lose at once."""
-TENANT_WEIGHT = 0.02
-"""Weight of a round's gain in the average of its tenant."""
+"""Rounds that a tenant may lose before it has any, and most that SHARE adds up to."""
+MOST_CREDIT = 128.0
+"""Most rounds that drafting earns its tenant for tries: so many are lost when its texts cease to gain."""
 
 
 def slows(slowdown: float) -> bool:
@@ -42,20 +43,23 @@ def slows(slowdown: float) -> bool:
 
 
 class TenantDrafting:
-    """Gain of one tenant's rounds, and the loss that tries may take."""
+    """Plain rounds that tries for one tenant's sessions may still lose."""
 
     def __init__(self) -> None:
-        self.gain = 1.0
         self.credit = CREDIT
 
-    def observe(self, gain: float, slowdown: float) -> None:
+    def observe_round(self) -> None:
+        """A round of any of its sessions."""
+        if self.credit < CREDIT:
+            self.credit = min(CREDIT, self.credit + SHARE)
+
+    def observe_gain(self, gain: float, slowdown: float) -> None:
         """A round with drafting of one of its sessions, whose last ones gained so much."""
-        self.gain += (gain - self.gain) * TENANT_WEIGHT
-        self.credit -= max(0.0, slowdown - gain)
+        self.credit = min(MOST_CREDIT, self.credit + gain - slowdown)
 
     def may_try(self, slowdown: float) -> bool:
         """Whether drafters may draft for a session of which nothing is known yet."""
-        return not slows(slowdown) or self.credit > 0.0 or self.gain > slowdown
+        return not slows(slowdown) or self.credit > 0.0
 
 
 @dataclass(slots=True)
@@ -95,10 +99,10 @@ class SessionDrafting:
 
     def decide(self, slowdown: float, tenant: TenantDrafting) -> bool:
         """After each round while drafting `slows` steps, paused ones included: whether `drafting` changed."""
-        tenant.credit = min(CREDIT, tenant.credit + SHARE)
+        tenant.observe_round()
         if self.drafting:
             gain = self._tokens / self._time if self._counted else 1.0
-            tenant.observe(gain, slowdown)
+            tenant.observe_gain(gain, slowdown)
             changes = self._counted >= TRIED and gain < slowdown
             if changes:
                 self._rest = max(PAUSED, (SETTLE + TRIED) * (slowdown - gain) / SHARE)

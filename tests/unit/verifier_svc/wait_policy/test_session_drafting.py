@@ -10,6 +10,7 @@ import pytest
 from verifier_svc.wait_policy.session_drafting import (
     CREDIT,
     LEAST,
+    MOST_CREDIT,
     PAUSED,
     SETTLE,
     TRIED,
@@ -105,14 +106,27 @@ def test_a_tenant_loses_a_bounded_number_of_rounds_before_it_is_known() -> None:
     assert decoding.time - decoding.tokens < 4 * CREDIT
 
 
-def test_a_tenant_whose_texts_gain_needs_no_credit_for_tries() -> None:
+@pytest.mark.parametrize("slowdown", [1.15, 1.25])
+def test_one_text_in_ten_that_is_copied_pays_for_tries_in_vain(slowdown: float) -> None:
+    """Every copied text is drafted for from its first round on, once drafting has earned something."""
+    decoding = Decoding(slowdown)
+    for round in range(200):
+        drafted = decoding.run(nothing if round % 10 else copied, 100)
+        assert round < 20 or any(drafted)
+    assert decoding.tokens / decoding.time > 1.1
+
+
+def test_what_drafting_earned_is_lost_once_when_texts_cease_to_gain() -> None:
     decoding = Decoding(1.5)
     for _ in range(4):
         decoding.run(copied, 200)
-    decoding.tenant.credit = -1.0
-    assert all(decoding.run(copied, 50))
-    decoding.tenant.gain = 1.0
-    assert not any(decoding.run(copied, 50))  # until its rounds have earned a try
+    assert decoding.tenant.credit == MOST_CREDIT
+    tokens, time = decoding.tokens, decoding.time
+    while any(decoding.run(nothing, 50)):
+        pass
+    lost = (decoding.time - time) - (decoding.tokens - tokens)
+    assert MOST_CREDIT <= lost < 1.2 * MOST_CREDIT
+    assert not any(decoding.run(nothing, 50))  # until its rounds have earned a try
 
 
 def test_candidates_that_cost_what_they_gain_do_not_pay() -> None:
