@@ -319,11 +319,11 @@ class SessionRun:
         return gateway_pb2.Finished(reason=reason, stop=transcript.stop, output_tokens=transcript.carrying())
 
     def _leave_verifier(self) -> None:
-        if self._verifier is not None:
-            self._router.affinity.note(self._prefixes(), self._verifier)
         if self._verifier_session is not None:
             self._verifier_session.close()
             self._observer.verifier_left(self._verifier_session.undone, complete=bool(self._completed()))
+        if self._verifier is not None:
+            self._router.affinity.note(self._prefixes(), self._verifier)
         self._verifier_session = self._verifier = None
         self._life.enter(SessionState.WAITING)
 

@@ -104,6 +104,25 @@ async def test_a_broken_stream_takes_its_sessions_along(server: VerifierServer, 
     assert server.service.by_id == {}
 
 
+async def test_an_error_beside_the_end_of_a_session_leaves_none_of_its_memory_behind(
+    server: VerifierServer, client: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, decoded = await client.open(PROMPT, tokens=5000)
+    await until(lambda: len(decoded.rounds) > 3)
+
+    def detach(session: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.scheduler._sources, "detach_session", detach)
+        await client.command(number, close=CLOSE)
+        await ended(decoded)
+        await until(free(server))
+    assert server.service.by_id == {}
+    async with gateway(server.address) as other:
+        assert (await other.decode(PROMPT, tokens=5)).token_ids == text(PROMPT, 5)
+
+
 async def test_a_stream_that_is_no_protobuf_ends_and_others_go_on(server: VerifierServer, client: Gateway) -> None:
     _, decoded = await client.open(PROMPT, tokens=60)
     async with channel(server.address) as line:

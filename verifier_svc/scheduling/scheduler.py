@@ -52,9 +52,9 @@ class Scheduler:
         self._sessions: dict[Session, None] = {}
         self.kv_admission = KVAdmission(executor.kv, clock)
         self._arrivals = 0
-        self._closing: list[Session] = []
+        self._kv_to_free: list[Session] = []
         """Sessions that ended and still have KV."""
-        self._ended: list[Session] = []
+        self._unreported_ends: list[Session] = []
         """Sessions without KV whose end was not yet reported to the observers."""
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
@@ -90,7 +90,7 @@ class Scheduler:
             self._sources.attach_session(session, request.drafters)
         except BaseException:  # left half attached, it would be opened again on every link that is restored
             self._sources.detach_session(session)
-            self._ended.append(session)
+            self._unreported_ends.append(session)
             raise
         self.add_session(session)
 
@@ -121,16 +121,18 @@ class Scheduler:
             return
         session.closed = True
         self._sessions.pop(session, None)
-        self._sources.detach_session(session)
-        if session.constraint is not None:
-            session.constraint.close()
-        self._closing.append(session)
+        self._kv_to_free.append(session)
         failure = None if error is None else proto_conversion.failure_to_proto(error)
         end = verifier_pb2.SessionEnd(
             session=session.request.number, epoch=session.request.epoch, reason=reason, failure=failure
         )
-        session.request.stream.end(end)
-        self.wake()
+        try:
+            self._sources.detach_session(session)
+            if session.constraint is not None:
+                session.constraint.close()
+        finally:  # whatever fails there, its KV is freed and its gateway receives the end
+            session.request.stream.end(end)
+            self.wake()
 
     async def run(self) -> None:
         """Plans and runs steps until it is cancelled; frees the KV of ended sessions before each plan. It waits between
@@ -165,10 +167,10 @@ class Scheduler:
 
     def _free_kv(self) -> None:
         """Frees the KV of sessions that ended; no step is running."""
-        closing, self._closing = self._closing, []
-        for session in closing:
+        ended, self._kv_to_free = self._kv_to_free, []
+        for session in ended:
             self.kv_admission.remove_session(session)
-        self._ended += closing
+        self._unreported_ends += ended
 
     async def _wait_for_change(self, limit_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
@@ -251,7 +253,7 @@ class Scheduler:
         rounds, self._unreported_rounds = self._unreported_rounds, []
         for result in rounds:
             self._report_round(result)
-        ended, self._ended = self._ended, []
+        ended, self._unreported_ends = self._unreported_ends, []
         for session in ended:
             self.observer.session_ended(session)
         self._planner.prepare()

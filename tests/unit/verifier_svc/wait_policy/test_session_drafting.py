@@ -116,7 +116,7 @@ def test_one_text_in_ten_that_is_copied_pays_for_tries_in_vain(slowdown: float) 
     assert decoding.tokens / decoding.time > 1.1
 
 
-def test_what_drafting_earned_is_lost_once_when_texts_cease_to_gain() -> None:
+def test_the_credit_that_drafting_earned_is_lost_once_when_texts_cease_to_gain() -> None:
     decoding = Decoding(1.5)
     for _ in range(4):
         decoding.run(copied, 200)
