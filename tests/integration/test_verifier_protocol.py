@@ -17,6 +17,7 @@ from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.fleet import Decoded, Gateway, VerifierServer, drafter, gateway, opening, until, verifier
 from tests.support.fleet import emulated_text as text
+from verifier_svc.wait_policy.drafting_trial import DraftingTrial
 
 PROMPT = [7, 8, 9]
 CLOSE = verifier_pb2.DecodeClose()
@@ -121,6 +122,17 @@ async def test_an_error_beside_the_end_of_a_session_leaves_none_of_its_memory_be
     assert server.service.by_id == {}
     async with gateway(server.address) as other:
         assert (await other.decode(PROMPT, tokens=5)).token_ids == text(PROMPT, 5)
+
+
+async def test_texts_that_end_in_their_first_rounds_leave_no_try_of_drafting_behind(
+    monkeypatch: pytest.MonkeyPatch, guesses: str
+) -> None:
+    monkeypatch.setattr(DraftingTrial, "slowdown", 1.5)
+    async with verifier(target("base_ms=1")) as server, gateway(server.address) as client:
+        for _ in range(4):
+            await client.decode(PROMPT, tokens=2, drafters=[guesses])
+        await until(free(server))
+        assert server.scheduler._planner._wait_policy.new_session().drafting
 
 
 async def test_a_stream_that_is_no_protobuf_ends_and_others_go_on(server: VerifierServer, client: Gateway) -> None:

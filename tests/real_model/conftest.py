@@ -66,8 +66,9 @@ def fleet(smollm2: Path, shallow: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture(scope="session")
-def default_fleet(smollm2: Path, shallow: Path) -> Iterator[Fleet]:
-    """`slipstream serve` in default settings."""
-    with served(smollm2, *options(shallow)) as fleet:
+@pytest.fixture(scope="module", params=["suffix", "six drafters"])
+def default_fleet(request: pytest.FixtureRequest, smollm2: Path, shallow: Path) -> Iterator[Fleet]:
+    """`slipstream serve` in default settings, with the default drafter, and with six, which slow the steps of two
+    cores: drafting begins and pauses."""
+    with served(smollm2, *(options(shallow) if request.param == "six drafters" else ())) as fleet:
         yield fleet

@@ -69,7 +69,7 @@ async def generated(
     server: str, requests: Sequence[gateway_pb2.GenerateRequest], at_once: int = 4, demanding: bool = True
 ) -> tuple[list[list[int]], LoadResult]:
     """Token ids of each text. Where speculation is on and this is `demanding`, candidates were accepted, and each try
-    gave the same texts."""
+    gave the same texts: for fleets that always speculate."""
     speculating = demanding and not requests[0].speculation.disabled
     texts: list[list[int]] = []
     for _ in range(TRIES):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -21,9 +22,8 @@ DRAFTERS = ("suffix", "ngram", "prediction", "lookahead", "model", "eagle")
 TEMPERATURES = (0.0, 0.8)
 FEW, MANY = 16, 64
 """Tokens of each text in the short and in the long form."""
-LONG_PROMPTS, FEWER, MANY_AT_ONCE = 200, 5, 6
-"""Prompts of the long form; each FEWER-th of them where several drafters and numbers of texts at once are asked; from
-MANY_AT_ONCE on it is the server's to decide whether candidates pay."""
+LONG_PROMPTS, FEWER = 200, 5
+"""Prompts of the long form; each FEWER-th of them where several drafters and numbers of texts at once are asked."""
 EXPECTED = (
     "The capital of France is Paris, which is known for the Eiffel Tower.\n1. The moon\n2. The moon\nfor value in"
 )
@@ -51,13 +51,13 @@ async def known_texts(known: KnownTexts, fleet: Fleet, prompts: Sequence[str], t
     return [known[prompt, temperature] for prompt in prompts]
 
 
-async def check_drafting(
-    fleet: Fleet, prompts: Sequence[str], plain: Sequence[list[int]], tokens: int, temperature: float, at_once: int
-) -> None:
-    """Texts with the server's own choice of drafters are those of plain decoding. Candidates for few texts at a time
-    pay; whether they do for many is the server's to decide."""
-    drafted = [request(prompt, tokens, temperature, (), EXPECTED) for prompt in prompts]
-    texts, _ = await generated(fleet.grpc, drafted, at_once, demanding=at_once < MANY_AT_ONCE)
+@pytest.fixture(scope="module")
+def accepted() -> Counter[str]:
+    """Candidates that fleets have accepted so far, by address."""
+    return Counter()
+
+
+def check_same(plain: Sequence[list[int]], texts: Sequence[list[int]]) -> None:
     different = differing(plain, texts)
     assert not different, f"{len(different)} of {len(plain)} texts differ: {different}"
 
@@ -66,7 +66,8 @@ async def check_drafting(
 async def test_speculation_on_and_off_give_the_same_texts(fleet: Fleet, temperature: float) -> None:
     """Of greedy texts the short form has the chats of `test_http.py`, each with speculation and without."""
     plain = await plain_texts(fleet.grpc, OWN, FEW, temperature)
-    await check_drafting(fleet, OWN, plain, FEW, temperature, at_once=5)
+    texts, _ = await generated(fleet.grpc, [request(prompt, FEW, temperature, (), EXPECTED) for prompt in OWN], 5)
+    check_same(plain, texts)
 
 
 @pytest.mark.slow
@@ -74,11 +75,17 @@ async def test_speculation_on_and_off_give_the_same_texts(fleet: Fleet, temperat
 @pytest.mark.parametrize("at_once", [1, 6, 16])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 async def test_in_default_settings_speculation_changes_no_text_of_many_prompts(
-    default_fleet: Fleet, temperature: float, at_once: int, known: KnownTexts
+    default_fleet: Fleet, temperature: float, at_once: int, known: KnownTexts, accepted: Counter[str]
 ) -> None:
-    prompts = asked(LONG_PROMPTS)[:: 1 if at_once == MANY_AT_ONCE else FEWER]
+    """Whether drafting pays for these texts is the server's to decide, once it has drafted for some."""
+    server = default_fleet.grpc
+    prompts = asked(LONG_PROMPTS)[:: 1 if at_once == 6 else FEWER]
     plain = await known_texts(known, default_fleet, prompts, temperature)
-    await check_drafting(default_fleet, prompts, plain, MANY, temperature, at_once)
+    drafted = [request(prompt, MANY, temperature, (), EXPECTED) for prompt in prompts]
+    texts, load = await generated(server, drafted, at_once, demanding=False)
+    check_same(plain, texts)
+    accepted[server] += load.total("accepted")
+    assert accepted[server]
 
 
 @pytest.mark.slow
@@ -92,7 +99,7 @@ async def test_each_drafter_alone_gives_the_same_texts(
     plain = await known_texts(known, fleet, prompts, temperature)
     requests = [request(prompt, MANY, temperature, [drafter], EXPECTED) for prompt in prompts]
     texts, _ = await generated(fleet.grpc, requests)
-    assert not differing(plain, texts)
+    check_same(plain, texts)
 
 
 @pytest.mark.long
@@ -110,5 +117,5 @@ async def test_a_verifier_that_is_killed_and_started_again_goes_on_with_the_same
         os.kill(verifier, signal.SIGKILL)
         completions = await asyncio.wait_for(asyncio.gather(*runs), 300)
     assert {each.finished.statistics.rehomed for each in completions} == {1}
-    assert not differing(plain, [each.token_ids for each in completions])
-    assert not differing(plain, await plain_texts(fleet.grpc, prompts, 2 * FEW, 0.8))
+    check_same(plain, [each.token_ids for each in completions])
+    check_same(plain, await plain_texts(fleet.grpc, prompts, 2 * FEW, 0.8))

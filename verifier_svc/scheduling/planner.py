@@ -262,8 +262,12 @@ class Planner:
 
     def open_session(self, session: Session) -> None:
         """The session begins, before its drafters know it."""
-        if not self._limits.always_speculate:
+        if session.request.max_draft_tokens and not self._limits.always_speculate:
             session.drafting_state = self._wait_policy.new_session(session.request.tenant)
+
+    def session_ended(self, session: Session) -> None:
+        """No step holds the session any more, and its last one was observed."""
+        session.drafting_state.end_try()
 
     def prepare(self) -> None:
         """Computes ahead what the next plan needs and no arrival changes. Called while a step runs."""

@@ -255,6 +255,7 @@ class Scheduler:
             self._report_round(result)
         ended, self._unreported_ends = self._unreported_ends, []
         for session in ended:
+            self._planner.session_ended(session)
             self.observer.session_ended(session)
         self._planner.prepare()
 

@@ -95,7 +95,7 @@ class StepFeedback:
     ) -> None:
         """Learns for which sessions of the step drafting pays. `drafted`: those that have drafters."""
         rounds = [
-            DraftedRound(session, session.drafting_state, len(it.path) + 1, len(each.selection), session.request.tenant)
+            DraftedRound(session, session.drafting_state, len(it.path) + 1, len(each.selection))
             for each, it in zip(plan.step, outcomes, strict=True)
             if (session := each.session) in drafted and isinstance(it, AcceptanceResult)
         ]

@@ -11,13 +11,14 @@ begin to quote its prompt.
 
 **What trying costs.** A round that is tried in vain takes `slowdown - gain` plain rounds too much. A session pauses for
 so long that its next try loses SHARE of its rounds. New sessions of a tenant are tried as long as all its tries have
-lost no more than SHARE of its rounds and what its drafting has earned. The average gain does not decide: one text in
-ten that is copied from its prompt pays for nine tries in vain.
+lost no more than SHARE of its rounds and what its drafting has earned. A try that is under way counts as lost: sessions
+that begin at once do not each lose the same credit. The average gain does not decide: one text in ten that is copied
+from its prompt pays for nine tries in vain.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LEAST = 1.03
 """Slowdown up to which all sessions draft: measurements are no better."""
@@ -47,6 +48,25 @@ class TenantDrafting:
 
     def __init__(self) -> None:
         self.credit = CREDIT
+        self._tries = 0
+        """Tries for new sessions that are under way."""
+
+    def new_session(self, slowdown: float) -> SessionDrafting:
+        """Whether drafters draft for a session that begins."""
+        session = SessionDrafting(self, drafting=self.may_try(slowdown))
+        if session.drafting and slows(slowdown):
+            session.start_try()
+        return session
+
+    def may_try(self, slowdown: float) -> bool:
+        """Whether drafters may draft for a session of which nothing is known yet."""
+        return not slows(slowdown) or self.credit > self._tries * (SETTLE + TRIED) * (slowdown - 1.0)
+
+    def start_try(self) -> None:
+        self._tries += 1
+
+    def end_try(self) -> None:
+        self._tries -= 1
 
     def observe_round(self) -> None:
         """A round of any of its sessions."""
@@ -57,16 +77,15 @@ class TenantDrafting:
         """A round with drafting of one of its sessions, whose last ones gained so much."""
         self.credit = min(MOST_CREDIT, self.credit + gain - slowdown)
 
-    def may_try(self, slowdown: float) -> bool:
-        """Whether drafters may draft for a session of which nothing is known yet."""
-        return not slows(slowdown) or self.credit > 0.0
-
 
 @dataclass(slots=True)
 class SessionDrafting:
     """Whether drafters draft for one session."""
 
+    tenant: TenantDrafting = field(default_factory=TenantDrafting, compare=False)
     drafting: bool = True
+    _trying: bool = False
+    """Whether this is a try of a new session, which its tenant's credit pays for."""
     _rounds: int = 0
     """Since drafting began or paused."""
     _counted: int = 0
@@ -79,6 +98,16 @@ class SessionDrafting:
     """Time that the counted rounds took, in plain rounds."""
     _rest: float = 0.0
     """Rounds of the present pause, which its own rounds have asked for; 0: it was never tried."""
+
+    def start_try(self) -> None:
+        self._trying = True
+        self.tenant.start_try()
+
+    def end_try(self) -> None:
+        """The try's result is known, or the session ends."""
+        if self._trying:
+            self._trying = False
+            self.tenant.end_try()
 
     def resume(self) -> None:
         """Drafters draft for the session again, and what it gained before counts no more."""
@@ -97,21 +126,34 @@ class SessionDrafting:
             self._tokens += (tokens - self._tokens) * weight
             self._time += (1.0 + candidates * candidate_time - self._time) * weight
 
-    def decide(self, slowdown: float, tenant: TenantDrafting) -> bool:
+    def decide(self, slowdown: float) -> bool:
         """After each round while drafting `slows` steps, paused ones included: whether `drafting` changed."""
-        tenant.observe_round()
-        if self.drafting:
-            gain = self._tokens / self._time if self._counted else 1.0
-            tenant.observe_gain(gain, slowdown)
-            changes = self._counted >= TRIED and gain < slowdown
-            if changes:
-                self._rest = max(PAUSED, (SETTLE + TRIED) * (slowdown - gain) / SHARE)
-        else:
-            self._rounds += 1
-            changes = self._rounds >= self._rest if self._rest else tenant.may_try(slowdown)
+        self.tenant.observe_round()
+        changes = self._pauses(slowdown) if self.drafting else self._tries_again(slowdown)
         if changes:
             self._switch(drafting=not self.drafting)
         return changes
+
+    def _pauses(self, slowdown: float) -> bool:
+        """After a round with drafting."""
+        gain = self._tokens / self._time if self._counted else 1.0
+        self.tenant.observe_gain(gain, slowdown)
+        if self._counted < TRIED:
+            return False
+        self.end_try()
+        if gain < slowdown:
+            self._rest = max(PAUSED, (SETTLE + TRIED) * (slowdown - gain) / SHARE)
+        return gain < slowdown
+
+    def _tries_again(self, slowdown: float) -> bool:
+        """After a round without: its own rounds pay for the next try, its tenant's credit for the first."""
+        self._rounds += 1
+        if self._rest:
+            return self._rounds >= self._rest
+        if self.tenant.may_try(slowdown):
+            self.start_try()
+            return True
+        return False
 
     def _switch(self, *, drafting: bool) -> None:
         self.drafting = drafting

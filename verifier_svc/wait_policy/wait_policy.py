@@ -99,7 +99,6 @@ class DraftedRound(NamedTuple, Generic[Key]):
     tokens: int
     candidates: int
     """Candidates that the step verified for the session."""
-    tenant: str = ""
 
 
 class WaitPolicy(Generic[Key]):
@@ -144,7 +143,7 @@ class WaitPolicy(Generic[Key]):
 
     def new_session(self, tenant: str = "") -> SessionDrafting:
         """Whether drafters draft for a session of the tenant that begins."""
-        return SessionDrafting(self._drafting[tenant].may_try(self._trial.slowdown))
+        return self._drafting[tenant].new_session(self._trial.slowdown)
 
     def observe_drafting(self, rounds: Sequence[DraftedRound[Key]], tokens: int, sessions: int) -> list[Key]:
         """Records the rounds of a step's sessions that have drafters; the step is of so many tokens and sessions.
@@ -153,11 +152,11 @@ class WaitPolicy(Generic[Key]):
             return []
         slowdown, candidate_time = self._trial.slowdown, self._candidate_time(tokens, sessions)
         deciding, changed = slows(slowdown), list[Key]()
-        for key, session, committed, candidates, tenant in rounds:
+        for key, session, committed, candidates in rounds:
             if session.drafting:
                 session.count(committed, candidates, candidate_time)
             if deciding:
-                if session.decide(slowdown, self._drafting[tenant]):
+                if session.decide(slowdown):
                     changed.append(key)
             elif not session.drafting:
                 session.resume()

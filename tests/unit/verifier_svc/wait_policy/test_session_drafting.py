@@ -34,17 +34,15 @@ def quoting(round: int) -> int:
     return 1 if round < 100 else 3
 
 
-def observe(
-    session: SessionDrafting, tokens: int, candidates: int, each: float, slowdown: float, tenant: TenantDrafting
-) -> None:
+def observe(session: SessionDrafting, tokens: int, candidates: int, each: float, slowdown: float) -> None:
     if session.drafting:
         session.count(tokens, candidates, each)
-    session.decide(slowdown, tenant)
+    session.decide(slowdown)
 
 
 @dataclass
 class Decoding:
-    """Sessions of one tenant, one after another, on a verifier that drafting slows."""
+    """Sessions of one tenant on a verifier that drafting slows."""
 
     slowdown: float
     tenant: TenantDrafting = field(default_factory=TenantDrafting)
@@ -53,14 +51,21 @@ class Decoding:
 
     def run(self, text: Callable[[int], int], rounds: int) -> list[bool]:
         """Whether each round of a new session was one with drafting; its candidates cost nothing."""
-        session, drafted = SessionDrafting(self.tenant.may_try(self.slowdown)), list[bool]()
+        return self.run_together(text, rounds, 1)[0]
+
+    def run_together(self, text: Callable[[int], int], rounds: int, at_once: int) -> list[list[bool]]:
+        """The same for several sessions that begin at once."""
+        sessions = [self.tenant.new_session(self.slowdown) for _ in range(at_once)]
+        drafted: list[list[bool]] = [[] for _ in sessions]
         for round in range(rounds):
-            drafting = session.drafting
-            tokens = text(round) if drafting else 1
-            drafted.append(drafting)
-            self.tokens += tokens
-            self.time += self.slowdown if drafting else 1.0
-            observe(session, tokens, tokens - 1, 0.0, self.slowdown, self.tenant)
+            for session, its in zip(sessions, drafted, strict=True):
+                tokens = text(round) if session.drafting else 1
+                its.append(session.drafting)
+                self.tokens += tokens
+                self.time += self.slowdown if session.drafting else 1.0
+                observe(session, tokens, tokens - 1, 0.0, self.slowdown)
+        for session in sessions:
+            session.end_try()
         return drafted
 
 
@@ -99,6 +104,25 @@ def test_tries_without_gain_cost_less_than_two_percent(slowdown: float, rounds: 
     assert decoding.tokens / decoding.time > 0.98
 
 
+@pytest.mark.parametrize("rounds", [SETTLE, 100])
+@pytest.mark.parametrize("slowdown", [1.06, 1.3, 2.0])
+def test_sessions_that_begin_at_once_lose_no_more_than_one_after_another(slowdown: float, rounds: int) -> None:
+    """Texts that end before their tries do, and long ones."""
+    decoding, lowest = Decoding(slowdown), CREDIT
+    for _ in range(50):
+        decoding.run_together(nothing, rounds, 16)
+        lowest = min(lowest, decoding.tenant.credit)
+    assert lowest >= -(SETTLE + TRIED) * (slowdown - 1.0)
+    assert decoding.tokens / decoding.time > 0.98
+
+
+def test_sessions_that_begin_at_once_all_draft_where_drafting_has_earned_their_tries() -> None:
+    decoding = Decoding(1.3)
+    for _ in range(4):
+        decoding.run(copied, 200)
+    assert all(map(all, decoding.run_together(copied, 40, 16)))
+
+
 def test_a_tenant_loses_a_bounded_number_of_rounds_before_it_is_known() -> None:
     decoding = Decoding(2.0)
     while decoding.tenant.credit > 0.0:
@@ -130,36 +154,36 @@ def test_the_credit_that_drafting_earned_is_lost_once_when_texts_cease_to_gain()
 
 
 def test_candidates_that_cost_what_they_gain_do_not_pay() -> None:
-    session, tenant = SessionDrafting(), TenantDrafting()
+    session = SessionDrafting()
     for _ in range(SETTLE + TRIED):
-        observe(session, 2, 8, 0.125, 1.05, tenant)
+        observe(session, 2, 8, 0.125, 1.05)
     assert not session.drafting
     session = SessionDrafting()
     for _ in range(SETTLE + TRIED):
-        observe(session, 2, 8, 0.05, 1.05, tenant)
+        observe(session, 2, 8, 0.05, 1.05)
     assert session.drafting
 
 
 def test_rounds_before_the_first_candidates_do_not_count() -> None:
-    session, tenant = SessionDrafting(), TenantDrafting()
+    session = SessionDrafting()
     for _ in range(SETTLE):
-        observe(session, 1, 0, 0.0, 1.1, tenant)
+        observe(session, 1, 0, 0.0, 1.1)
     for _ in range(TRIED):
-        observe(session, 2, 4, 0.1, 1.1, tenant)
-    assert session.drafting and tenant.credit > CREDIT - 1.0  # what the first rounds took too long
+        observe(session, 2, 4, 0.1, 1.1)
+    assert session.drafting and session.tenant.credit > CREDIT - 1.0  # what the first rounds took too long
 
 
 def test_a_session_that_resumes_counts_anew() -> None:
-    session, tenant = SessionDrafting(), TenantDrafting()
+    session = SessionDrafting()
     while session.drafting:
-        observe(session, 1, 0, 0.0, 1.5, tenant)
+        observe(session, 1, 0, 0.0, 1.5)
     session.resume()
     assert session == SessionDrafting()
 
 
 def test_rounds_before_a_slowdown_is_known_count() -> None:
     """A session that gained nothing all the while pauses as soon as drafting is found to slow it."""
-    session, tenant = SessionDrafting(), TenantDrafting()
+    session = SessionDrafting()
     for _ in range(100):
         session.count(1, 0, 0.0)
-    assert session.decide(1.1, tenant) and not session.drafting
+    assert session.decide(1.1) and not session.drafting
