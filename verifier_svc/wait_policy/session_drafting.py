@@ -48,7 +48,7 @@ class TenantDrafting:
 
     def __init__(self) -> None:
         self.credit = CREDIT
-        self._tries = 0
+        self.tries = 0
         """Tries for new sessions that are under way."""
 
     def new_session(self, slowdown: float) -> SessionDrafting:
@@ -60,13 +60,7 @@ class TenantDrafting:
 
     def may_try(self, slowdown: float) -> bool:
         """Whether drafters may draft for a session of which nothing is known yet."""
-        return not slows(slowdown) or self.credit > self._tries * (SETTLE + TRIED) * (slowdown - 1.0)
-
-    def start_try(self) -> None:
-        self._tries += 1
-
-    def end_try(self) -> None:
-        self._tries -= 1
+        return not slows(slowdown) or self.credit > self.tries * (SETTLE + TRIED) * (slowdown - 1.0)
 
     def observe_round(self) -> None:
         """A round of any of its sessions."""
@@ -101,13 +95,13 @@ class SessionDrafting:
 
     def start_try(self) -> None:
         self._trying = True
-        self.tenant.start_try()
+        self.tenant.tries += 1
 
     def end_try(self) -> None:
         """The try's result is known, or the session ends."""
         if self._trying:
             self._trying = False
-            self.tenant.end_try()
+            self.tenant.tries -= 1
 
     def resume(self) -> None:
         """Drafters draft for the session again, and what it gained before counts no more."""
