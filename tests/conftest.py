@@ -99,6 +99,17 @@ def quick_callbacks() -> Iterator[list[str]]:
     assert not slow, slow
 
 
+@pytest.fixture(autouse=True)
+def no_mended_faults(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test in which a fault was mended, unless it is marked `mended_faults`."""
+    from tests.support.mended_faults import FAULTS
+
+    FAULTS.take()
+    yield
+    faults = FAULTS.take()
+    assert not faults or request.node.get_closest_marker("mended_faults"), faults
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from tests.support.redis_server import redis_server  # which vLLM's environment, without redis, never asks for

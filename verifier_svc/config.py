@@ -55,7 +55,8 @@ class VerifierConfig:
     threads: int = 1
     """Threads of torch; 0: one for each core of this process (`slipstream.engine.cpu_cores`)."""
     kv_tokens: int | None = None
-    """Tokens of all sessions that the KV cache holds. Unset: 65,536; with `vllm` on a GPU what its memory holds."""
+    """Tokens of all sessions that the KV cache holds; one session has at most as many. Unset: 65,536; with `vllm` on a
+    GPU what its memory holds."""
     max_sessions: int = 1024
     """Most open sessions; more are refused. One API key has at most seven for each free one."""
     max_draft_tokens: int | None = None

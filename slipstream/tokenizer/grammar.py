@@ -30,7 +30,7 @@ from slipstream.tokenizer.structured_output import BAD_GRAMMAR, StructuredOutput
 from slipstream.tokenizer.vocabulary import EMULATED, common_prefix, fingerprint, load_tokenizer
 
 Mask = npt.NDArray[np.uint8]
-"""One bit for each token, lowest bits first; 1 is allowed."""
+"""uint8 [`mask_bytes(V)`]: one bit for each token, lowest bits first; 1 is allowed."""
 
 COMPILERS = 2
 """Threads that compile; one tenant uses at most one of them."""
@@ -171,11 +171,17 @@ class Grammars:
             ) from error
 
 
+def mask_bytes(vocabulary_size: int) -> int:
+    """Bytes of a mask: those of a step's sessions are computed together, whoever made them."""
+    return -(-vocabulary_size // 8)
+
+
 class Grammar:
     """A grammar compiled for one tokenizer. Raises the errors of `Grammars.compile`."""
 
     def __init__(self, tokenizer: LLTokenizer, source: str, ends: Sequence[int]) -> None:
         self._ends = frozenset(ends)
+        self._mask_bytes = mask_bytes(tokenizer.vocab_size)
         self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
         if self._matcher.is_error():
             message = _shortened(self._matcher.get_error())
@@ -191,7 +197,7 @@ class Grammar:
 
     def cursor(self, budget: MaskBudget | None = None) -> Cursor:
         """A cursor at the beginning of an output."""
-        return Cursor(self._matcher.deep_copy, self._ends, budget or MaskBudget())
+        return Cursor(self._matcher.deep_copy, self._mask_bytes, self._ends, budget or MaskBudget())
 
 
 class MaskBudget:
@@ -225,8 +231,11 @@ class Cursor:
     long; then it moves on the library's own threads.
     """
 
-    def __init__(self, fresh: Callable[[], LLMatcher], ends: frozenset[int], budget: MaskBudget) -> None:
+    def __init__(
+        self, fresh: Callable[[], LLMatcher], mask_bytes: int, ends: frozenset[int], budget: MaskBudget
+    ) -> None:
         self._fresh = fresh
+        self._mask_bytes = mask_bytes
         self._ends = ends
         self._budget = budget
         self._matcher = fresh()
@@ -261,7 +270,8 @@ class Cursor:
             self._move_to(path)
             if self._mask is None:
                 began = time.thread_time()
-                self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+                # The library has one bit more, and whole words.
+                self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8, self._mask_bytes)
                 self._budget.charge(time.thread_time() - began, masks=1)
                 self._check()
         except BaseException:  # a matcher that has failed cannot be used again, nor one that panicked halfway

@@ -177,6 +177,7 @@ FAULTS: dict[str, Answer] = {
 }
 
 
+@pytest.mark.mended_faults
 @pytest.mark.parametrize("answer", FAULTS.values(), ids=FAULTS.keys())
 async def test_a_drafter_that_fails_a_session_is_replaced_by_another_one_of_its_method(
     place: Place, answer: Answer
@@ -192,6 +193,7 @@ async def test_a_drafter_that_fails_a_session_is_replaced_by_another_one_of_its_
     await session.end()
 
 
+@pytest.mark.mended_faults
 async def test_after_invalid_frames_a_drafter_gets_one_session_at_a_time_until_its_breaker_closes(place: Place) -> None:
     liar = Liar()
     server, enemy = await place.verifier(SLOWER), await place.enemy(liar)
@@ -315,6 +317,7 @@ async def test_a_live_drafter_without_candidates_stays_attached(place: Place) ->
     await session.end()
 
 
+@pytest.mark.mended_faults
 async def test_a_request_that_named_its_drafter_gets_no_other(place: Place) -> None:
     liar, server = Liar(), await place.verifier()
     enemy, friend = await place.enemy(liar), await place.friend()
@@ -329,6 +332,7 @@ async def test_a_request_that_named_its_drafter_gets_no_other(place: Place) -> N
     await session.end()
 
 
+@pytest.mark.mended_faults
 async def test_a_session_that_moves_to_another_verifier_takes_its_present_drafters_along(place: Place) -> None:
     stays = await place.verifier()
     enemy, friend = await place.enemy(FAULTS["a token out of range"]), await place.friend()

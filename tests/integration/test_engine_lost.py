@@ -54,12 +54,14 @@ async def test_a_lost_engine_breaks_the_streams_and_ends_the_verifier() -> None:
     assert code is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.mended_faults
 async def test_any_other_fault_is_survived() -> None:
     async with verifier(failing(RuntimeError("bug"))) as server, gateway(server.address) as client:
         served = await client.decode([1, 2, 3], tokens=100)
         assert served.token_ids == emulated_text([1, 2, 3], 100)
 
 
+@pytest.mark.mended_faults
 async def test_faults_of_an_emulated_model_are_survived() -> None:
     engine = open_engine("emulated:fault_every=4")
     async with verifier(engine, measure_s=0.05) as server, gateway(server.address) as client:

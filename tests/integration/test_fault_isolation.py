@@ -32,6 +32,7 @@ from verifier_svc.execution.embedded import EmbeddedExecutor
 from verifier_svc.execution.executor import ScheduledSequence, StepOutcome
 from verifier_svc.execution.fault_isolation import LONE_TRIES, LOST_STEPS
 
+pytestmark = pytest.mark.mended_faults
 CODE = "def read(self, path):\n    with open(path) as file:\n        return file.read()\n\n\ndef read("
 PROMPT = tokenizer().encode(CODE).ids
 TOKENS = 40

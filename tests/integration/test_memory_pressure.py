@@ -220,6 +220,7 @@ class Storm:
             gateway.peer.receive(commanded(client.number, client.epoch, credit=verifier_pb2.DecodeCredit(tokens=20)))
 
 
+@pytest.mark.mended_faults
 @pytest.mark.parametrize("sessions", [300, *(pytest.param(each, marks=pytest.mark.slow) for each in (1000, 10_000))])
 def test_sessions_with_cancels_and_faults_leave_every_block_free(sessions: int) -> None:
     blocks = 100

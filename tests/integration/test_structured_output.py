@@ -19,7 +19,7 @@ from slipstream.engine.factory import open_engine
 from slipstream.speculation.sampling_params import SamplingParams
 from slipstream.tokenizer.grammar import Grammar, Grammars, allows
 from slipstream.tokenizer.structured_output import StructuredOutput
-from slipstream.v1 import drafter_pb2, verifier_pb2
+from slipstream.v1 import drafter_pb2, types_pb2, verifier_pb2
 from tests.support.fleet import (
     Decoded,
     Gateway,
@@ -194,6 +194,29 @@ async def test_under_a_ratio_rule_the_text_is_of_the_language_too(
 
     names, addresses = ("words", "schema", "sum"), (knowing, unknowing)
     assert sum(await asyncio.gather(*(accepted(name, each) for name in names for each in addresses))) > 0
+
+
+async def test_all_kinds_of_bounds_meet_in_one_step(server: VerifierServer, client: Gateway, knowing: str) -> None:
+    """Grammars, a least length, a limit of reasoning and no bounds: each text is the one that it is alone."""
+    [first, second, *_] = tokenizer().encode("<think> </think>").ids
+    limit = types_pb2.ReasoningLimit(max_tokens=3, begin_token_id=first, end_token_id=second)
+    asked: list[dict[str, Any]] = [
+        {"structure": LANGUAGES["schema"].structure, "stop": [END]},
+        {"structure": LANGUAGES["sum"].structure, "stop": [END]},
+        {"min_length": len(PROMPT) + TOKENS, "stop": list(range(0, 4096, 3))},
+        {"reasoning_limit": limit},
+        {},
+    ]
+    alone = [(await client.decode(PROMPT, tokens=TOKENS, **each)).token_ids for each in asked]
+    together = await asyncio.gather(
+        *(
+            client.decode(PROMPT, tokens=TOKENS, drafters=drafters, **each)
+            for each in asked
+            for drafters in ([], [knowing])
+        )
+    )
+    assert [each.token_ids for each in together] == [text for text in alone for _ in range(2)]
+    assert not any(server.scheduler.step_faults.values())
 
 
 async def test_a_session_goes_on_elsewhere_from_any_place(client: Gateway) -> None:

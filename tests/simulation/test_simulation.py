@@ -131,6 +131,7 @@ def test_restarting_every_process_in_turn_disturbs_no_client(relaxed: float) -> 
     assert report.counts["restarts"] == 7 and report.counts["texts"] == 16
 
 
+@pytest.mark.mended_faults
 @pytest.mark.parametrize("rule", RULES)
 def test_switching_a_rule_off_makes_some_seed_fail(rule: str) -> None:
     faults, size, first = worlds(rule)

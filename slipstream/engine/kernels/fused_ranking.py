@@ -167,7 +167,7 @@ def finish(
         best = tl.reduce(scores, 0, tl.standard._elementwise_max)
         winner = tl.reduce(tl.where(scores == best, ids, NO_TOKEN), 0, tl.standard._elementwise_min)
         sure = tl.minimum((best * sharp - normaliser).to(tl.float32), 0.0)
-        possible = best > float("-inf")
+        possible = (best > float("-inf")) & (sure > float("-inf"))
         tl.store(best_tokens + row * count + place, tl.where(possible, winner, -1).to(tl.int64))
         tl.store(confidences + row * count + place, tl.where(possible, sure, float("-inf")))
         scores = tl.where(ids == winner, float("-inf"), scores)

@@ -13,7 +13,7 @@ static long insert(float x, long token, float *best, long *tokens, long found, l
 }
 
 /* The `count` largest of x [width], best first, and log softmax of `sharpness` times x there; token -1 and -inf where
- * fewer are finite, and everywhere in a row with NaN or +inf. */
+ * fewer are above -inf, and everywhere in a row with NaN or +inf. */
 __attribute__((target("avx2,fma"))) static void rank_row(const float *x, long width, long count, float sharpness,
                                                          long *tokens, float *confidences)
 {
@@ -45,7 +45,7 @@ __attribute__((target("avx2,fma"))) static void rank_row(const float *x, long wi
         sum += sums[lane];
     for (long i = 0; i < count; i++) {
         float confidence = i < found ? (best[i] - best[0]) * sharpness - logf(sum) : -INFINITY;
-        tokens[i] = i < found ? tokens[i] : -1;
+        tokens[i] = confidence > -INFINITY ? tokens[i] : -1;
         confidences[i] = confidence < 0.0f ? confidence : 0.0f;
     }
 }

@@ -91,7 +91,8 @@ def rank(
     Best first by log q + g (greedy: by log q), among the 256 most likely tokens. The confidence is a log-softmax of
     `sharpness` times the scores that rank them: for a greedy row over the vocabulary, for a sampled one over the
     perturbed scores, since the noise is known. Two models agree on the best token more often than either gives it.
-    Where fewer tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf.
+    Where fewer tokens than `count` are possible, and in broken rows, the token is -1 and the confidence -inf; a token
+    is possible if its confidence is above -inf in float32.
     """
     if any(greedy) and ranks(logits, count):
         return _rank_apart(logits, greedy, seeds, positions, count, sharpness)
@@ -110,7 +111,7 @@ def rank(
         whole = ((logits - top) * sharpness).logsumexp(dim=-1, keepdim=True)
         normaliser = torch.where(pure, whole.double(), normaliser)
     confidences = (best * sharpness - normaliser).float().clamp_(max=0.0)
-    impossible = ~top.isfinite() | best.isneginf() | confidences.isnan()
+    impossible = ~top.isfinite() | confidences.isneginf() | confidences.isnan()
     return ids.gather(-1, order).masked_fill_(impossible, -1), confidences.masked_fill_(impossible, -math.inf)
 
 

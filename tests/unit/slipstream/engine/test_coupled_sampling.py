@@ -150,6 +150,15 @@ def test_rank_marks_what_is_impossible() -> None:
         assert bool((confidences.isneginf() == (ranked == -1)).all())
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_token_whose_confidence_no_float_holds_is_impossible(greedy: bool) -> None:
+    """What a temperature of 1e-38 makes of penalties: a frame with such a candidate is one that no drafter may send."""
+    logits = torch.full((1, 300), -3e38)
+    logits[0, :3] = torch.tensor([0.0, -2.5e38, -1e38])
+    ranked, confidences = rank(logits, [greedy], [1], [1], 4, 1.5)
+    assert ranked.tolist() == [[0, 2, -1, -1]] and confidences.isfinite().tolist() == [[True, True, False, False]]
+
+
 @pytest.mark.parametrize(("left", "by_numpy"), [(1, False), (20, False), (1000, False), (4999, True)])
 def test_rank_looks_for_the_likeliest_in_the_way_that_is_fast_for_what_a_cut_left(
     left: int, by_numpy: bool, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,8 @@ from slipstream.engine.sampler import fused
 from slipstream.engine.sampler.logits_processor import forbid
 from tests.support.compiled_kernels import KERNELS
 from tests.support.fused_rows import by_kernels, by_torch, hard_logits, settings_of
+from tests.support.grammars import END, LANGUAGES, VOCABULARY, place
+from verifier_svc.grammar.token_constraint import TokenConstraint, TokenRules
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch came without Triton")
 
@@ -50,6 +52,17 @@ def test_masks_forbid_and_broken_numbers_stay_broken() -> None:
     masks[3] = 0  # nothing is allowed
     rows["mask"][::2] = np.arange(12)
     assert by_kernels(logits.clone(), rows, masks) == by_torch(forbid(logits, np.arange(0, 24, 2), masks), rows)
+
+
+def test_masks_of_a_grammar_and_of_token_rules_forbid_in_one_step() -> None:
+    chance = np.random.default_rng(6)
+    logits, rows = hard_logits(8, VOCABULARY, chance), settings_of(8, chance)
+    grammar = place(LANGUAGES["any"].structure).mask([])
+    rules = TokenRules(VOCABULARY, min_length=9, stop_token_ids=[END])
+    masks = [grammar, TokenConstraint(rules, [7], 1, drawn=False).after(())]
+    rows["mask"][:2] = range(2)
+    stacked = np.stack([mask for mask in masks if mask is not None])
+    assert by_kernels(logits.clone(), rows, stacked) == by_torch(forbid(logits, np.arange(2), stacked), rows)
 
 
 def test_tables_of_another_vocabulary_are_refused() -> None:

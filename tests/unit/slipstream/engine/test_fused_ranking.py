@@ -80,6 +80,16 @@ def test_vocabularies_of_about_a_shortlist(size: int) -> None:
 
 
 @pytest.mark.usefixtures("stable")
+@pytest.mark.parametrize("sharpness", [0.7, 1.5])
+def test_scores_below_the_least_float_are_impossible(sharpness: float) -> None:
+    """What the least temperature makes of a token's penalty."""
+    logits = torch.full((2, 300), -3e38)
+    logits[:, :4] = torch.tensor([0.0, -2.5e38, -1e38, -2e38])
+    rows = [SamplingParams(temperature=1.0, seed=3), SamplingParams(temperature=0.0)]
+    assert _assert_equal(logits, rows, 4, sharpness) == (8 if sharpness < 1.0 else 6)
+
+
+@pytest.mark.usefixtures("stable")
 @pytest.mark.parametrize(
     "vocabulary", [40_064, *(pytest.param(each, marks=pytest.mark.slow) for each in (128_256, 151_936))]
 )

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, models
 
 from slipstream.errors import GRAMMAR_TOO_COSTLY, FailedPrecondition, InvalidArgument, SlipstreamError
 from slipstream.rpc import proto_conversion
-from slipstream.tokenizer.grammar import KEPT, Cursor, Grammar, Grammars, MaskBudget, allows
+from slipstream.tokenizer.grammar import KEPT, Cursor, Grammar, Grammars, MaskBudget, allows, mask_bytes
 from slipstream.tokenizer.structured_output import (
     FORMATS_OF_STRINGS,
     MAX_BYTES,
@@ -37,6 +38,7 @@ from tests.support.grammars import (
     spelled,
     tokenizer,
 )
+from verifier_svc.grammar.token_constraint import ReasoningBound, TokenConstraint, TokenRules
 
 NAMES = st.sampled_from(sorted(LANGUAGES))
 
@@ -49,6 +51,19 @@ def walk(cursor: Cursor, rng: random.Random, most: int = 120) -> list[int]:
         assert choice
         tokens.append(END if END in choice and rng.random() < 0.3 else rng.choice(choice))
     return tokens
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, VOCABULARY + 1, VOCABULARY + 8, 49_152])
+def test_masks_of_grammars_and_of_token_rules_have_one_size(vocabulary: int) -> None:
+    """A step computes those of all its sessions together. Models have more logits than their tokenizers have tokens."""
+    known = LLTokenizer(tokenizer().to_str(), n_vocab=vocabulary, eos_token=[END])
+    grammar = Grammar(known, LLMatcher.grammar_from_regex("[a-z]+"), [END]).cursor().mask([])
+    rules = TokenRules(vocabulary, min_length=9, stop_token_ids=[END], reasoning=ReasoningBound(2, 5, 6))
+    barred = TokenConstraint(rules, [7], 1, drawn=False).after(())
+    ended = TokenConstraint(rules, [7], 1, drawn=False).after((5, 7, 7))
+    assert grammar is not None and barred is not None and ended is not None
+    assert {mask.shape for mask in (grammar, barred, ended)} == {(mask_bytes(vocabulary),)}
+    assert allowed(ended) == [6] and END not in allowed(barred)
 
 
 @settings(deadline=None, max_examples=60)
