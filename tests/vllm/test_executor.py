@@ -75,10 +75,13 @@ def test_texts_are_the_embedded_executor_s(executor: Any, expected: dict[Case, D
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_grammars_hold_and_give_the_embedded_executor_s_text(executor: Any, embedded: Any, rule: str) -> None:
+    """In steps with a session that has a least length: masks of both kinds come together."""
     cases = [
         Case(prompt, SamplingParams(temperature=0.7, seed=seed, acceptance=rule), 24, structure=language.structure)
         for seed, (prompt, language) in enumerate(zip(prompts(len(LANGUAGES)), LANGUAGES.values(), strict=True))
     ]
+    rules = TokenRules(VOCABULARY, len(CASES[0].prompt) + 20, range(0, VOCABULARY, 3))
+    cases.append(Case(CASES[0].prompt, SamplingParams(temperature=0.7, acceptance=rule), 24, rules=rules))
     plain = texts(decode(embedded, cases))
     ours, theirs = (decode(each, cases, guesses(plain, 0.8), seed=2) for each in (executor, embedded))
     assert texts(ours) == texts(theirs)
