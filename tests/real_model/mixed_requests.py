@@ -102,6 +102,8 @@ def _sampling(chance: random.Random) -> types_pb2.SamplingOptions:
     """Each option at its default more often than not; extreme values too."""
     asked = types_pb2.SamplingOptions(seed=chance.choice([0, 7, 2**64 - 1, chance.getrandbits(64)]))
     asked.temperature = chance.choice([0.0, 0.0, 0.7, 0.7, 1.0, 1.5, 1e-38, 100.0])
+    if chance.random() < 0.1:
+        asked.acceptance = chance.choice([types_pb2.ACCEPTANCE_RULE_REJECTION, types_pb2.ACCEPTANCE_RULE_TYPICAL])
     for name, values in (
         ("top_k", (1, 5, 50, 100_000)),
         ("top_p", (1e-9, 0.5, 0.9, 0.999)),
