@@ -184,7 +184,8 @@ class ChainProposer:
         for tokens, confidences in decided:
             nodes = ranked_nodes(parent, tokens, confidences)
             if not nodes:
-                answers[chain.index] = broken_numbers()
+                if not chain.context.sampling.allowed_token_ids:  # else they may all be tokens that the head lacks
+                    answers[chain.index] = broken_numbers()
                 return
             parent = first + len(answer.nodes)
             answer.nodes.extend(nodes[: most - len(answer.nodes)])

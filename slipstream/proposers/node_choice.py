@@ -44,7 +44,8 @@ class NodeChooser:
         self._cursors.pop(handle, None)
 
     def choose(self, places: Sequence[Place], rows: torch.Tensor, answers: list[Proposal | SlipstreamError]) -> None:
-        """Adds the nodes below every place from its log q, float32 [places, V], unprocessed."""
+        """Adds the nodes below every place from its log q, float32 [places, V], unprocessed: none where the request
+        allows no token that q does."""
         sizes = tuple(map(_TARGET_SIZE, places))
         if min(sizes) < rows.shape[-1]:
             rows = within(rows, sizes)
@@ -58,9 +59,9 @@ class NodeChooser:
             some = [places[i] for i in chosen]
             propose = self._drawn if drawn else self._ranked
             own = processed if len(some) == len(places) else processed[upload(torch.tensor(chosen), rows.device)]
-            for place, nodes in zip(some, propose(some, own), strict=True):
+            for i, place, nodes in zip(chosen, some, propose(some, own), strict=True):
                 answer = answers[place.index]
-                if not nodes:
+                if not nodes and _is_broken(rows[i]):
                     answers[place.index] = broken_numbers()
                 elif isinstance(answer, Proposal):
                     answer.nodes.extend(nodes[: place.context.max_nodes - len(answer.nodes)])
@@ -161,6 +162,11 @@ class Place:
         history = TokenHistory(_below(width, self.context.tokens[: self.context.prompt_length]))
         history.append(_below(width, self.committed_output))
         return logits_processor.SampledRow(sampling, history, tuple(self.path))
+
+
+def _is_broken(row: torch.Tensor) -> bool:
+    """Of a row without candidates: whether that is the model's fault and not what the request forbids."""
+    return not bool((row < math.inf).all())
 
 
 def broken_numbers() -> Internal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,24 @@ def test_numbers_that_are_broken_end_the_session(engine: Chains, chains: ChainPr
     engine.broken = True  # from the second level on
     (answer,) = chains.propose([context("s", list(PROMPTS[0]), 9, SAMPLED, LEVELS)])
     assert isinstance(answer, Internal) and answer.reason == "BROKEN_NUMBERS"
+
+
+@pytest.mark.parametrize("asked", [GREEDY, SAMPLED])
+def test_a_request_that_allows_no_token_of_a_head_with_fewer_tokens_gets_no_candidates(
+    engine: Chains, chains: ChainProposer, asked: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = engine.forward
+
+    def of_few(segments: list[Segment], hidden: HiddenRequest | None = None) -> ModelOutput:
+        output = forward(segments, hidden)
+        output.logits[:, 50:] = -torch.inf
+        return output
+
+    monkeypatch.setattr(engine, "forward", of_few)
+    for allowed, some in (((70, 90), False), ((7, 90), True)):
+        sampling = replace(asked, allowed_token_ids=allowed)
+        (answer,) = chains.propose([context(f"{allowed}", list(PROMPTS[0]), 9, sampling, LEVELS)])
+        assert isinstance(answer, Proposal) and bool(answer.nodes) == some
 
 
 def test_more_than_one_node_to_expand_is_refused(chains: ChainProposer) -> None:
