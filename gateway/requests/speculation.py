@@ -71,7 +71,8 @@ class SpeculationPlanner:
         arm = self._arm(origin.session_id, asked, rule, sampling)
         draft_tokens = self._draft_tokens(asked, rule, arm)
         methods = arm.rule.drafters if arm else rule.drafters
-        drafting = DrafterRequirements(tuple(asked.drafters), sampling.drawn, size.prediction > 0, methods)
+        predicted = size.prediction > 0
+        drafting = DrafterRequirements(tuple(asked.drafters), sampling.drawn, predicted, methods, origin.key)
         return SpeculationPlan(
             draft_tokens,
             drafting,

@@ -1,5 +1,5 @@
-"""A circuit breaker for each drafter: while it is open, no session uses the drafter. Pure; time is an argument, in
-monotonic seconds.
+"""Circuit breakers of each drafter: while one is open, no session of its tenants uses the drafter. Pure; time is an
+argument, in monotonic seconds.
 
     closed ──── failures within the window weigh LIMIT or more ───▶ open
     open ────── the cool-down is over ────────────────────────────▶ half-open
@@ -9,17 +9,22 @@ monotonic seconds.
 Half-open is a matter of time, not an event: the next session may probe the drafter. A probe that is never decided (the
 session ended, or had nothing to draft) passes to the next session, at the latest after PROBE_S, so no breaker stays
 open for ever.
+
+What is wrong with a drafter's process or links opens one breaker, which is every tenant's. What it sent for a session
+may be for what that session's client asked: it opens the breaker of its tenant, and no other tenant loses the drafter.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
 
 from slipstream.errors import LINK_LOST
+from slipstream.tenants import PerTenant
 from slipstream.v1 import types_pb2
 
 LIMIT = 3.0
@@ -43,9 +48,13 @@ def weight(failure: types_pb2.Failure) -> float:
     """
     if failure.reason in _AT_ONCE:
         return LIMIT
-    if failure.reason == LINK_LOST or failure.code in _AWAY:
+    if _is_lost(failure):
         return 1.0
     return 2.0 if failure.code in _SERIOUS else 0.5
+
+
+def _is_lost(failure: types_pb2.Failure) -> bool:
+    return failure.reason == LINK_LOST or failure.code in _AWAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +68,18 @@ class BreakerSettings:
 
 
 class BreakerState(enum.Enum):
+    """From best to worst."""
+
     CLOSED = "closed"
-    OPEN = "open"
     HALF_OPEN = "half-open"
+    OPEN = "open"
+
+
+_SEVERITY = {state: number for number, state in enumerate(BreakerState)}
 
 
 class CircuitBreaker:
-    """The breaker of one drafter. An owner is a session that would use it: compared by identity, otherwise unused."""
+    """One breaker. An owner is a session that would use it: compared by identity, otherwise unused."""
 
     def __init__(self, tolerance: BreakerSettings | None = None) -> None:
         self._tolerance = tolerance or BreakerSettings()
@@ -126,3 +140,38 @@ class CircuitBreaker:
         self._cool_down_s = min(self._tolerance.longest_cool_down_s, max(self._tolerance.cool_down_s, doubled))
         self._until, self._probe = now + self._cool_down_s, None
         self._failures.clear()
+
+
+class DrafterBreaker:
+    """The breakers of one drafter, for a session of a tenant as one: `CircuitBreaker` says what is asked."""
+
+    def __init__(self, tolerance: BreakerSettings | None = None) -> None:
+        self._shared = CircuitBreaker(tolerance)
+        self._own = PerTenant(lambda: CircuitBreaker(tolerance))
+
+    def state(self, now: float, tenant: str | None = None) -> BreakerState:
+        """The state for a tenant's sessions; None: the worst of all tenants'."""
+        own: Iterable[CircuitBreaker] = self._own if tenant is None else (self._own[tenant],)
+        return max([each.state(now) for each in (self._shared, *own)], key=_SEVERITY.__getitem__)
+
+    def admits(self, owner: object, now: float, tenant: str = "") -> bool:
+        return all(each.admits(owner, now) for each in self._of(tenant))
+
+    def enter(self, owner: object, now: float, tenant: str = "") -> None:
+        for each in self._of(tenant):
+            each.enter(owner, now)
+
+    def leave(self, owner: object, tenant: str = "") -> None:
+        for each in self._of(tenant):
+            each.leave(owner)
+
+    def succeeded(self, owner: object, now: float, tenant: str = "") -> None:
+        for each in self._of(tenant):
+            each.succeeded(owner, now)
+
+    def failed(self, owner: object, failure: types_pb2.Failure, now: float, tenant: str = "") -> None:
+        of_process = _is_lost(failure) or failure.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        (self._shared if of_process else self._own[tenant]).failed(owner, failure, now)
+
+    def _of(self, tenant: str) -> tuple[CircuitBreaker, CircuitBreaker]:
+        return self._shared, self._own[tenant]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc
 
-from gateway.routing.breaker import BreakerSettings, CircuitBreaker
+from gateway.routing.breaker import BreakerSettings, DrafterBreaker
 from gateway.routing.worker_watch import WorkerWatch
 from slipstream.proposers.registry import method_in_verifier
 from slipstream.tokenizer.vocabulary import share_vocabulary, template_warning
@@ -65,7 +65,7 @@ class DrafterWorker:
         """True for an experiment's shadow: it serves only sessions that name it."""
         self._channel = channel
         self._watch = InVerifierWatch(address) if channel is None else WorkerWatch(address, channel, changed)
-        self.breaker = CircuitBreaker(tolerance)
+        self.breaker = DrafterBreaker(tolerance)
         self.closed = False
         """True once it was removed: its address no longer answers and is no longer listed."""
         self.users = 0

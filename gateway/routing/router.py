@@ -39,6 +39,8 @@ class DrafterRequirements:
     """Whether the request has a predicted output."""
     among: tuple[str, ...] = ()
     """Drafters that a rule chose; empty: all."""
+    tenant: str = ""
+    """Whose session it is: breakers are tenants'."""
 
 
 class Router:
@@ -182,7 +184,7 @@ class Router:
             )
         if drafting.names:
             names = dict.fromkeys(drafting.names)
-            named = [found for name in names if (found := self._find_named(name, target, drafting.need_trust))]
+            named = [found for name in names if (found := self._find_named(name, target, drafting))]
             _check_predicted(named, drafting)
             return named
         if drafting.need_trust:
@@ -190,7 +192,7 @@ class Router:
         now = self.clock()
         able = self.candidates_for(target, drafting)
         return least_loaded_of_each(
-            METHOD, (drafter for drafter in able if drafter.breaker.state(now) is BreakerState.CLOSED)
+            METHOD, (each for each in able if each.breaker.state(now, drafting.tenant) is BreakerState.CLOSED)
         )
 
     def candidates_for(self, target: types_pb2.ModelInfo, drafting: DrafterRequirements) -> list[DrafterWorker]:
@@ -273,14 +275,14 @@ class Router:
     def _replicas(self, name: str) -> list[DrafterWorker]:
         return [drafter for drafter in self.drafters if drafter.pool == name]
 
-    def _best_replica(self, name: str, target: types_pb2.ModelInfo) -> DrafterWorker | None:
+    def _best_replica(self, name: str, target: types_pb2.ModelInfo, tenant: str | None = None) -> DrafterWorker | None:
         """The replica to choose; one with another vocabulary only if none fits."""
         now = self.clock()
         return min(
             self._replicas(name),
             key=lambda each: (
                 bool(each.mismatch(target)),
-                each.breaker.state(now) is not BreakerState.CLOSED,
+                each.breaker.state(now, tenant) is not BreakerState.CLOSED,
                 each.burden,
             ),
             default=None,
@@ -304,14 +306,16 @@ class Router:
                 reason="NO_TRUSTED_DRAFTER",
             )
 
-    def _find_named(self, name: str, target: types_pb2.ModelInfo, need_trust: bool) -> DrafterWorker | None:
+    def _find_named(
+        self, name: str, target: types_pb2.ModelInfo, drafting: DrafterRequirements
+    ) -> DrafterWorker | None:
         """The drafter that a request names; None while no replica of it is known. Raises as `choose_drafters` does."""
         if name not in self._names():
             known = ", ".join(sorted(self._names())) or "none at all"
             raise NotFound(
                 f"There is no drafter {name!r}; known are {known}.", reason="NO_DRAFTER", field="speculation.drafters"
             )
-        drafter = self._best_replica(name, target)
+        drafter, need_trust = self._best_replica(name, target, drafting.tenant), drafting.need_trust
         if need_trust and not (self.pools.get(name, False) if drafter is None else drafter.trusted):
             raise PermissionDenied(
                 f"Drafter {name} is not trusted, and this acceptance rule believes the drafter's q; choose the rule "

@@ -40,6 +40,7 @@ class DrafterAssignment:
         self._wants = resolved.max_draft_tokens > 0
         self._model = resolved.model
         self._drafting = resolved.drafting
+        self._tenant = resolved.drafting.tenant
         self._shadows = resolved.shadows
         self._members: list[DrafterWorker] = []
         self._broken: set[DrafterWorker] = set()
@@ -48,7 +49,7 @@ class DrafterAssignment:
         self._looked_at = -math.inf
         for address in resolved.drafters:
             drafter = router.drafter(address.name)
-            if drafter is not None and drafter.breaker.admits(self, router.clock()):
+            if drafter is not None and drafter.breaker.admits(self, router.clock(), self._tenant):
                 self._add(drafter)
 
     @property
@@ -75,16 +76,17 @@ class DrafterAssignment:
             else:
                 self._broken.discard(drafter)
         now = self._router.clock()
-        half_open = [member for member in self._members if member.breaker.state(now) is not BreakerState.CLOSED]
+        tenant, closed = self._tenant, BreakerState.CLOSED
+        half_open = [member for member in self._members if member.breaker.state(now, tenant) is not closed]
         if half_open:
             delivered = {share.drafter for done in received.rounds for share in done.drafters if share.drafted}
             for member in half_open:
                 if member.name in delivered:
-                    member.breaker.succeeded(self, now)
+                    member.breaker.succeeded(self, now, tenant)
                     log.info(
                         "drafter %s sent candidates again; its breaker is %s",
                         member.name,
-                        member.breaker.state(now).value,
+                        member.breaker.state(now, tenant).value,
                     )
 
     def reassign(self, length: int, *, hurry: bool) -> bool:
@@ -133,13 +135,14 @@ class DrafterAssignment:
 
     def _may_join(self, drafter: DrafterWorker, length: int, now: float) -> bool:
         absence = self._absent.get(drafter)
-        return drafter.holds(length) and (absence is None or now >= absence.until) and drafter.breaker.admits(self, now)
+        returns = absence is None or now >= absence.until
+        return drafter.holds(length) and returns and drafter.breaker.admits(self, now, self._tenant)
 
     def _handle_failure(self, drafter: DrafterWorker, event: verifier_pb2.DrafterEvent) -> None:
         now = self._router.clock()
-        before = drafter.breaker.state(now)
-        drafter.breaker.failed(self, event.failure, now)
-        if (after := drafter.breaker.state(now)) is not before:
+        before = drafter.breaker.state(now, self._tenant)
+        drafter.breaker.failed(self, event.failure, now, self._tenant)
+        if (after := drafter.breaker.state(now, self._tenant)) is not before:
             log.warning("drafter %s failed (%s); its breaker is %s", drafter.name, event.failure.reason, after.value)
         if drafter not in self._members:
             return
@@ -152,12 +155,12 @@ class DrafterAssignment:
         absence.times += 1
 
     def _add(self, drafter: DrafterWorker) -> None:
-        drafter.breaker.enter(self, self._router.clock())
+        drafter.breaker.enter(self, self._router.clock(), self._tenant)
         drafter.users += 1
         self._members.append(drafter)
 
     def _remove(self, drafter: DrafterWorker) -> None:
-        drafter.breaker.leave(self)
+        drafter.breaker.leave(self, self._tenant)
         drafter.users -= 1
         self._members.remove(drafter)
         self._broken.discard(drafter)

@@ -165,7 +165,7 @@ class Place:
 
 
 def _is_broken(row: torch.Tensor) -> bool:
-    """Of a row without candidates: whether that is the model's fault and not what the request forbids."""
+    """Of a row without candidates: whether the model is at fault, and the request does not forbid all it proposes."""
     return not bool((row < math.inf).all())
 
 

@@ -201,6 +201,9 @@ async def test_after_invalid_frames_a_drafter_gets_one_session_at_a_time_until_i
     first = place.run()
     await until(lambda: place.state("enemy") is BreakerState.OPEN)
     assert place.gateway.router.choose_drafters(MODEL, DrafterRequirements()) == []
+    assert place.gateway.router.choose_drafters(MODEL, DrafterRequirements(tenant="another")), (
+        "it has not failed that one"
+    )
     sessions = [first, *(place.run(number) for number in range(10, 16))]
     while len(enemy.kinds("open")) < 4:  # three tries failed, one at a time, ever later
         assert sum(map(len, names_of(server))) <= 1
@@ -283,7 +286,7 @@ async def test_a_draft_model_of_broken_numbers_is_left_for_another(place: Place)
     for session in sessions:
         await session.speculates()
         await session.end()
-    assert place.drafter("broken").breaker._failures or place.state("broken") is not BreakerState.CLOSED
+    assert place.drafter("broken").breaker._own[""]._failures or place.state("broken") is not BreakerState.CLOSED
 
 
 async def test_a_drafter_that_hangs_in_its_model_is_left_and_taken_back_when_it_wakes(place: Place) -> None:

@@ -73,6 +73,7 @@ CONTAINER_ROWS: dict[tuple[str, str], Row] = {
     ("verifier_svc/hidden_feed.py", "deque"): (1, "rows of one session", "1 GiB in all, the largest loses its oldest"),
     ("verifier_svc/telemetry/verifier_spans.py", "deque"): (1, "rounds of one traced session", "MOST_UNDER_WAY"),
     ("gateway/api/grpc_service.py", "PerTenant"): (1, "requests that come in", "32 each, 256 tenants"),
+    ("gateway/routing/breaker.py", "PerTenant"): (1, "breakers of a drafter", "some failures each, 256 tenants"),
     ("verifier_svc/scheduling/planner.py", "PerTenant"): (1, "acceptance", "one value each, 256 tenants"),
     ("verifier_svc/sources/shadow.py", "PerTenant"): (1, "figures of shadows", "one value each, 256 tenants"),
     ("verifier_svc/wait_policy/wait_policy.py", "PerTenant"): (2, "acceptance, gains", "one value each, 256 tenants"),

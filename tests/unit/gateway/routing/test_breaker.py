@@ -10,7 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.routing.breaker import BURST_S, LIMIT, PROBE_S, BreakerSettings, BreakerState, CircuitBreaker, weight
+from gateway.routing.breaker import (
+    BURST_S,
+    LIMIT,
+    PROBE_S,
+    BreakerSettings,
+    BreakerState,
+    CircuitBreaker,
+    DrafterBreaker,
+    weight,
+)
 from slipstream.v1 import types_pb2
 
 TOLERANCE = BreakerSettings(window_s=30.0, cool_down_s=1.0, longest_cool_down_s=8.0)
@@ -59,6 +68,32 @@ def test_faults_of_a_drafter_open_its_breaker_sooner_than_lost_links(what: types
         assert breaker.state(float(number)) is BreakerState.CLOSED
         breaker.failed(Owner(), what, float(number))
     assert breaker.state(float(times - 1)) is BreakerState.OPEN
+
+
+@pytest.mark.parametrize("what", [LIE, NAN, FULL, failure("INVALID_ARGUMENT")])
+def test_failures_in_one_tenant_s_sessions_cost_no_other_tenant_the_drafter(what: types_pb2.Failure) -> None:
+    breaker, owner, other = DrafterBreaker(TOLERANCE), Owner(), Owner()
+    for number in range(6):
+        breaker.failed(owner, what, float(number), "alice")
+    assert breaker.state(5.0, "alice") is breaker.state(5.0) is not BreakerState.CLOSED
+    assert breaker.state(5.0, "bob") is BreakerState.CLOSED and breaker.admits(other, 5.0, "bob")
+    breaker.enter(owner, 100.0, "alice")
+    assert breaker.state(100.0, "alice") is BreakerState.HALF_OPEN
+    breaker.succeeded(owner, 100.0, "alice")
+    assert breaker.state(100.0) is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize("what", [LOST, SILENT, failure("OUT_OF_RANGE")])
+def test_failures_of_a_drafter_s_process_cost_every_tenant_the_drafter(what: types_pb2.Failure) -> None:
+    breaker, probe = DrafterBreaker(TOLERANCE), Owner()
+    for number in range(3):
+        breaker.failed(Owner(), what, float(number), f"tenant {number}")
+    assert breaker.state(2.0, "another") is not BreakerState.CLOSED
+    assert breaker.admits(probe, 10.0, "another")
+    breaker.enter(probe, 10.0, "another")
+    assert not breaker.admits(Owner(), 10.0, "tenant 1")
+    breaker.leave(probe, "another")
+    assert breaker.admits(Owner(), 10.0, "tenant 1")
 
 
 def test_one_lost_link_reported_by_a_thousand_sessions_is_one_failure() -> None:
