@@ -165,7 +165,7 @@ class Place:
 
 
 def _is_broken(row: torch.Tensor) -> bool:
-    """Of a row without candidates: whether the model is at fault, and the request does not forbid all it proposes."""
+    """Whether a row without candidates has none because of its numbers, and not because of what the request forbids."""
     return not bool((row < math.inf).all())
 
 
