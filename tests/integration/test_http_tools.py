@@ -43,6 +43,10 @@ class Place:
         self.openai = await self._stack.enter_async_context(client)
         return self.web
 
+    def prompt(self) -> str:
+        """The newest one."""
+        return str(self._setting.tokenizer.decode(list(self.verifier.opens()[-1].prefix.token_ids)))
+
 
 @pytest.fixture
 async def place(setting: Setting, tmp_path: Path) -> AsyncIterator[Place]:
@@ -188,6 +192,132 @@ async def test_a_call_that_the_length_cuts_has_what_there_is_of_it(place: Place)
     )
 
 
+WRITTEN = """{# <tool_call> #}
+{%- for message in messages %}{{ message.tool_calls | default([]) | tojson }}
+{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
+"""Writes calls alone, a line for each message, and the tools."""
+FLAT: Any = [{"type": "function", **TOOLS[0]["function"]}]
+
+
+@pytest.mark.parametrize(
+    ("most", "stop", "status", "arguments"),
+    [(51, None, "incomplete", '{"at":'), (190, "rö", "completed", '{"at": "Ä')],
+)
+async def test_a_conversation_goes_on_behind_a_call_that_was_cut(
+    place: Place, most: int, stop: str | None, status: str, arguments: str
+) -> None:
+    """In each way that there is: from the stored response, with its items, with references to them, and as a chat."""
+    web = await place.start(WRITTEN, CALL)
+    asked = {"input": "How warm?", "tools": FLAT, "tool_choice": "required", "max_output_tokens": most, "stop": stop}
+    made = (await web.post("/v1/responses", asked)).json()
+    (call,) = made["output"]
+    assert (made["status"], call["status"], call["arguments"]) == (status, "incomplete", arguments)
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "21"}
+    first, wrapped = MESSAGES[0], json.dumps({"INVALID_JSON": arguments}, ensure_ascii=False)
+    for ways in (
+        {"input": [result], "previous_response_id": made["id"]},
+        {"input": [first, call, result]},
+        {"input": [first, {"type": "item_reference", "id": call["id"]}, result]},
+    ):
+        answer = await web.post("/v1/responses", {"max_output_tokens": 1} | ways)
+        assert answer.status_code == 200, answer.text
+        assert wrapped in place.prompt(), ways
+        listed = (await web.client.get(f"/v1/responses/{answer.json()['id']}/input_items?order=asc")).json()["data"]
+        assert (listed[1]["arguments"], listed[1]["status"]) == (arguments, "incomplete")
+    chat = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": most, "stop": stop}
+    message = (await web.post("/v1/chat/completions", chat)).json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+    said = [*MESSAGES, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "21"}]
+    answer = await web.post("/v1/chat/completions", {"messages": said, "max_tokens": 1})
+    assert answer.status_code == 200 and wrapped in place.prompt(), answer.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        (r'{"a": "\ud800"}', None),
+        (r'{"\udc00 a": [1]}', None),
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        (r'"x"', None),
+        ("x", None),
+        ("[1, 2]", None),
+        ('{"a": NaN}', None),
+        ('{"a": [-Infinity]}', None),
+        ('{"a": 1e999}', None),
+        ('{"a":   1.50}', {"a": 1.5}),
+    ],
+)
+async def test_arguments_may_be_any_text_and_come_back_as_they_were_sent(
+    place: Place, arguments: str, read: Any
+) -> None:
+    web = await place.start(WRITTEN)
+    wanted = {"INVALID_JSON": arguments} if read is None else read
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": arguments}
+    items: Any = [call, {"type": "function_call_output", "call_id": "c", "output": "1"}]
+    first = await web.post("/v1/responses", {"input": items, "max_output_tokens": 2})
+    assert first.status_code == 200, first.text
+    assert json.loads(place.prompt().splitlines()[0])[0]["function"]["arguments"] == wanted
+    listed = (await web.client.get(f"/v1/responses/{first.json()['id']}/input_items?order=asc")).json()["data"]
+    assert listed[0]["arguments"] == arguments
+    prompt = place.prompt()
+    for again in (listed, [{"type": "item_reference", "id": each["id"]} for each in listed]):
+        answer = await web.post("/v1/responses", {"input": again, "max_output_tokens": 2})
+        assert answer.status_code == 200 and place.prompt() == prompt, answer.text
+    on = {"input": "More", "previous_response_id": first.json()["id"], "max_output_tokens": 2}
+    answer = await web.post("/v1/responses", on)
+    assert answer.status_code == 200 and place.prompt().splitlines()[0] == prompt.splitlines()[0], answer.text
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "weather", "arguments": arguments}}]}
+    answer = await web.post("/v1/chat/completions", {"messages": [called], "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+    assert json.loads(place.prompt())[0]["function"]["arguments"] == wanted
+
+
+async def test_half_a_character_that_the_model_wrote_stops_no_conversation(place: Place) -> None:
+    web = await place.start(WRITTEN, CALL.replace("Ärö", r"\ud800"))
+    made = (await web.post("/v1/responses", {"input": "How warm?", "tools": FLAT, "max_output_tokens": 190})).json()
+    (call,) = made["output"]
+    assert (call["arguments"], call["status"]) == (r'{"at": "\ud800"}', "completed")
+    for ways in ({"input": [call]}, {"input": "More", "previous_response_id": made["id"]}):
+        answer = await web.post("/v1/responses", {"max_output_tokens": 2} | ways)
+        assert answer.status_code == 200, answer.text
+    tools = [{"name": "weather", "input_schema": TOOLS[0]["function"]["parameters"]}]
+    asked = {"messages": MESSAGES, "tools": tools, "max_tokens": 190}
+    content = (await web.post("/v1/messages", asked)).json()["content"]
+    assert content[0]["input"] == {"INVALID_JSON": call["arguments"]}
+    said = [*MESSAGES, {"role": "assistant", "content": content}]
+    answer = await web.post("/v1/messages", asked | {"messages": said, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("depth", [300, 900, 985, 1200, 5000])
+async def test_arguments_that_are_nested_deeply_are_answered_or_refused(place: Place, depth: int) -> None:
+    web = await place.start(WRITTEN)
+    for text in ("", "x" * 3000):  # small and large ones take different ways
+        arguments = '{"a":' * depth + json.dumps(text) + "}" * depth
+        call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": arguments}
+        for path in ("", "/input_tokens"):
+            answer = await web.post(f"/v1/responses{path}", {"input": [call]})
+            assert answer.status_code in (200, 400), answer.text
+            assert answer.status_code == 200 or answer.json()["error"]["param"] in ("input", None), answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {"messages": MESSAGES}, "messages"),
+        ("responses", {"input": "x"}, "input"),
+        ("responses/input_tokens", {"input": "x"}, "input"),
+    ],
+)
+async def test_a_conversation_that_the_template_refuses_is_named_as_the_api_does(
+    place: Place, path: str, body: Any, param: str
+) -> None:
+    web = await place.start(template="{{ raise_exception('no') }}")
+    answer = await web.post(f"/v1/{path}", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "chat_refused", param)
+
+
 async def test_a_structure_and_tools_go_together_and_a_forced_call_comes_before_it(place: Place) -> None:
     web = await place.start(text=CALL)
     schema = {"type": "object", "properties": {"warm": {"type": "boolean"}}}
@@ -298,7 +428,6 @@ async def test_a_function_that_is_named_is_forced(place: Place) -> None:
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": TOOLS}}},
         {"function_call": {"name": "weather"}},
         {"functions": FUNCTIONS, "tools": None, "function_call": {"name": "unknown"}},
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
     ],
 )
 async def test_tool_options_that_are_not_served_are_refused(place: Place, field: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.errors import ANTHROPIC
 from gateway.api.http.reply import Answer, answer_of_events
+from gateway.api.openai.call_arguments import as_object
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.usage import mixture, speculation_metrics
 from gateway.requests.answers import AnswerPlan, AnswerWish, fitted_chat, plan_of
@@ -25,7 +25,6 @@ from slipstream.v1 import gateway_pb2, verifier_pb2
 
 PREFIX = "msg_"
 TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
-INVALID = "INVALID_JSON"
 
 
 def routes(parts: HttpDependencies) -> APIRouter:
@@ -137,7 +136,7 @@ class MessageEvents:
             return []
         made, block, whole = list[dict[str, Any]](), self._content[-1], "".join(self._pieces)
         if self._open == TOOL_USE:
-            block["input"] = _input(whole)
+            block["input"] = as_object(whole)
         else:
             block[self._open] = whole
         if self._open == THINKING:
@@ -184,13 +183,3 @@ def _ending(finished: gateway_pb2.Finished, stops: Sequence[str], *, called: boo
     elif called and reason == "end_turn":
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": stop}
-
-
-def _input(arguments: str) -> Any:
-    """The input of a call. Arguments that are no object are wrapped as Anthropic's documentation has it
-    (fine-grained tool streaming), so that they can be sent back."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {INVALID: arguments}

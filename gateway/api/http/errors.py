@@ -41,7 +41,12 @@ _PARAMS = {
 }
 """The field of HTTP requests that one of gRPC stands for. Which of several a structured output came in, its error does
 not say."""
-_INPUTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/tokenize": "messages"}
+_INPUTS = {
+    "/v1/chat/completions": "messages",
+    "/v1/responses": "input",
+    "/v1/responses/input_tokens": "input",
+    "/tokenize": "messages",
+}
 """Field that holds the prompt, in other requests."""
 _ANTHROPIC_BEGINNINGS = {"PROMPT_TOO_LONG": "prompt is too long: "}
 """By which Anthropic's clients know an error: it has no code there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
@@ -15,6 +14,7 @@ from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
 from gateway.api.openai.call import Call, ChoiceStream, ending, finite
+from gateway.api.openai.call_arguments import as_object
 from gateway.api.openai.fields import (
     CutPromptFields,
     Fields,
@@ -75,7 +75,7 @@ class ChatMessage(Fields):
 
     def as_template_data(self) -> dict[str, Any]:
         """The message as templates know it: content is a text or parts that are texts, arguments of tool calls are
-        objects. Raises InvalidArgument for arguments that are not a JSON object."""
+        objects."""
         content = self.refusal if self.content is None else content_of(self.content)
         data: dict[str, Any] = {"role": self.role, "content": content}
         for name in ("name", "reasoning", "tool_call_id"):
@@ -365,16 +365,6 @@ def _allowed(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     return allowed if isinstance(allowed, Mapping) else {}
 
 
-def parsed_arguments(arguments: str) -> Any:
-    """The arguments of a call that comes back in a conversation. Raises InvalidArgument for no JSON."""
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(
-            "The arguments of a tool call in the conversation are not JSON.", reason="NOT_JSON", field="messages"
-        ) from error
-
-
 class Said(Protocol):
     """A part of a message."""
 
@@ -396,7 +386,7 @@ def _function_id(name: str) -> str:
 
 
 def _call_data(call: ToolCallField) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)}
+    function = {"name": call.function.name, "arguments": as_object(call.function.arguments or "{}")}
     return {"id": call.id, "type": call.type, "function": function}
 
 

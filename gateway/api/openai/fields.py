@@ -31,6 +31,7 @@ _MOST = 2**32 - 1
 _LOGGED: set[str] = set()
 _MOST_LOGGED = 256
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 _INSTEAD = {
     "guided_json": "send structured_outputs.json",
@@ -399,11 +400,8 @@ def _changes(name: str, value: Any) -> bool:
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        bias = {int(token): value for token, value in given.items() if len(token) <= 10}
-    except ValueError:
-        bias = {}
-    if len(bias) != len(given) or not all(0 <= token <= _MOST for token in bias):
+    bias = {int(token): value for token, value in given.items() if _TOKEN_ID.fullmatch(token)}
+    if len(bias) != len(given) or not all(token <= _MOST for token in bias):
         raise InvalidArgument(
             "logit_bias maps token ids to numbers; write the ids as whole numbers.",
             reason=FIELD_INVALID,

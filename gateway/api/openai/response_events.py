@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gateway.api.openai.call_arguments import are_whole
 from gateway.requests.answers import AnswerPlan
 from gateway.sessions.output_stream import Event
 from gateway.text.answers.reader import AnswerReader, Arguments, CallBegan, CallEnded, Part, PlainReader, Reasoning
@@ -201,4 +202,4 @@ class ResponseEvents:
     def _close_call(self, arguments: str) -> dict[str, Any]:
         name = self._call["name"]
         self._emit("response.function_call_arguments.done", **self._place, name=name, arguments=arguments)
-        return {**self._call, "arguments": arguments, "status": "completed"}
+        return {**self._call, "arguments": arguments, "status": "completed" if are_whole(arguments) else "incomplete"}

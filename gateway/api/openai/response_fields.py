@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, content_of, parsed_arguments
+from gateway.api.openai.chat import MAX_TOOLS, allowed_tools, content_of
 from gateway.api.openai.fields import Fields, JsonSchemaField, ResponseFormat, SamplingFields, reasoning_variables
 from gateway.text.chat_messages import MAX_MESSAGES, said_in
 from gateway.work.pieces import in_pieces
@@ -44,11 +44,12 @@ class InputItem(Fields):
         return self.id or "" if self.type == "item_reference" or (alone and self.id) else None
 
     def as_template_data(self) -> dict[str, Any] | None:
-        """The item as a message of a chat; None for reasoning, which belongs to the next message of the model."""
+        """The item as a message of a chat, the arguments of a call still as a text; None for reasoning, which belongs
+        to the next message of the model."""
         if self.type == "reasoning":
             return None
         if self.type == "function_call":
-            function = {"name": self.name or "", "arguments": parsed_arguments(self.arguments or "")}
+            function = {"name": self.name or "", "arguments": self.arguments or "{}"}
             call = {"id": self.call_id, "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         if self.type == "function_call_output":
@@ -62,7 +63,7 @@ class InputItem(Fields):
 
 
 async def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
-    """The items as messages of a chat."""
+    """The items as messages of a chat, which `with_objects` makes ready for templates."""
     messages, reasoning = list[dict[str, Any]](), ""
 
     def add(item: InputItem) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gateway.api.openai.call_arguments import are_whole
 from gateway.api.openai.chat import logprob_entry
 from gateway.api.openai.response_events import ResponseEvents
 from gateway.sessions.output_stream import Event
@@ -122,14 +123,15 @@ def _items_of(session: str, place: int, message: dict[str, Any]) -> list[dict[st
         content = [own | {"text": text} for text in texts or [""]]
         items.append({"id": id, "type": "message", "role": role, "status": "completed", "content": content})
     for number, call in enumerate(message.get("tool_calls") or ()):
+        arguments = _arguments(call["function"]["arguments"])
         items.append(
             {
                 "id": f"{id}_{number}",
                 "type": "function_call",
                 "call_id": call.get("id") or "",
                 "name": call["function"]["name"],
-                "arguments": _arguments(call["function"]["arguments"]),
-                "status": "completed",
+                "arguments": arguments,
+                "status": "completed" if are_whole(arguments) else "incomplete",
             }
         )
     return items
@@ -148,4 +150,5 @@ def page_of(items: Sequence[dict[str, Any]], limit: int, after: str) -> dict[str
 
 
 def _arguments(value: Any) -> str:
+    """The arguments of a call as their text; what a response of an earlier version keeps is parsed."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

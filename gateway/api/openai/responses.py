@@ -24,6 +24,7 @@ from gateway.api.http.body import BodyRoute
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer, Follow, Reply, answer_of_events
+from gateway.api.openai.call_arguments import with_objects
 from gateway.api.openai.chat import forced_name
 from gateway.api.openai.fields import log_unknown
 from gateway.api.openai.response_events import ResponseEvents
@@ -106,7 +107,8 @@ def routes(parts: HttpDependencies) -> APIRouter:
             last=messages[-1] if messages else None,
         )
         plan = plan_of(parts.tokenizer, parts.config, wish)
-        conversation = await fitted_chat(parts.tokenizer, [*asked.system_data(), *messages], tools, variables)
+        said = await in_pieces(with_objects, [*asked.system_data(), *messages])
+        conversation = await fitted_chat(parts.tokenizer, said, tools, variables)
         prompt = await chat_of(parts.tokenizer, conversation, tools, variables)
         if asked.truncation == "auto":
             prompt = prompt.fitted(asked.max_tokens)
@@ -141,7 +143,8 @@ def _add_reading(router: APIRouter, parts: HttpDependencies) -> None:
         tenant, tools, variables = context_of(request.scope).tenant, asked.tool_data(), asked.template_variables()
         before = await _conversation(parts, asked.previous_response_id, tenant) if asked.previous_response_id else []
         messages = [*asked.system_data(), *before, *await _messages(parts, asked.input, tenant)]
-        conversation = await fitted_chat(parts.tokenizer, messages, tools, variables)
+        said = await in_pieces(with_objects, messages)
+        conversation = await fitted_chat(parts.tokenizer, said, tools, variables)
         tokens = await parts.tokenizer.encode_chat(conversation, tools, variables, tenant=tenant)
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
@@ -416,7 +419,8 @@ class StoredResponse:
     """Format in which the output is read."""
     metadata: dict[str, str]
     messages: list[dict[str, Any]]
-    """The conversation up to the output, as chat templates read it, without instructions."""
+    """The conversation up to the output, as messages of a chat with the arguments of calls as they were sent, without
+    instructions. Of earlier versions the arguments are parsed."""
     previous_response_id: str | None = None
     asked: dict[str, Any] = field(default_factory=dict)
     """Fields of its request that the response repeats."""
