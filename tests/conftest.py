@@ -71,6 +71,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.set_threshold(*COLLECT_AFTER)  # as roles do: by default tests of gateways spend a sixth of their time on it
         gc.enable()
         if runs_tests(session.config) and sys.platform == "linux" and "vllm" not in sys.modules:
+            from tests.support import mended_faults  # noqa: F401  # what is forked has its handler too
+
             forked_processes.begin()
 
 
