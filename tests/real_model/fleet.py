@@ -14,6 +14,8 @@ from slipstream.v1 import gateway_pb2
 from tests.support.forked_processes import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
+DRAFTERS = ("suffix", "ngram", "prediction", "lookahead", "model", "eagle")
+"""Of the fleets with six."""
 TRIES = 4
 """On a machine that is busy for a moment candidates may come too late: the texts are generated again until some were
 accepted."""

@@ -13,10 +13,9 @@ from slipstream.client.completion import Completion
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channel import channel
 from slipstream.v1 import gateway_pb2
-from tests.real_model.fleet import Fleet
+from tests.real_model.fleet import DRAFTERS, Fleet
 from tests.real_model.mixed_requests import mixed_request, plainly, speculating
 
-DRAFTERS = ("suffix", "ngram", "prediction", "lookahead", "model", "eagle")
 AT_ONCE = 6
 CLOSE = 1e-3
 """Log-probabilities of one token by passes of other shapes."""

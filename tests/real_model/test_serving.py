@@ -13,12 +13,11 @@ import pytest
 from slipstream.client.client import complete
 from slipstream.rpc.channel import channel
 from tests.e2e.test_processes import children
-from tests.real_model.fleet import Fleet, differing, generated, request
+from tests.real_model.fleet import DRAFTERS, Fleet, differing, generated, request
 from tests.real_model.prompts import OWN, asked
 
 KnownTexts = dict[tuple[str, float], list[int]]
 """Plain texts of MANY tokens by prompt and temperature."""
-DRAFTERS = ("suffix", "ngram", "prediction", "lookahead", "model", "eagle")
 TEMPERATURES = (0.0, 0.8)
 FEW, MANY = 16, 64
 """Tokens of each text in the short and in the long form."""
