@@ -20,7 +20,7 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.chaos.cluster import CREDIT, MAX_SESSIONS, Cluster, asking, expected
 from tests.support.resumed_completion import resume
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.mended_faults, pytest.mark.asyncio(loop_scope="module")]
 
 TOKENS = 200
 LONG = 8000

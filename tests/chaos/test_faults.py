@@ -18,6 +18,7 @@ from slipstream.v1 import gateway_pb2_grpc
 from tests.chaos.cluster import Cluster, asking
 from tests.chaos.faults import FAULTS, PAIRS
 
+pytestmark = pytest.mark.mended_faults
 TEXTS, TOKENS = 4, 150
 SHORT = (
     "a verifier is frozen",

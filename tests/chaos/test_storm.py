@@ -21,6 +21,7 @@ from tests.chaos.cluster import Cluster, Part, Text, cluster
 from tests.chaos.faults import PAIRS
 from tests.support.impaired_connection import Way
 
+pytestmark = pytest.mark.mended_faults
 SECONDS = float(os.environ.get("CHAOS_S", "60"))
 SEED = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
 AT_ONCE, TOKENS = 8, 120
