@@ -48,7 +48,7 @@ STORM_S = 8.0
 NOTICED_S = dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] / 1e3
 """Before a connection is even asked whether it is alive, which is the shortest of all timeouts that would end a session
 of a verifier that says nothing. What is noticed takes milliseconds."""
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.mended_faults]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
