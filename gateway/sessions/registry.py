@@ -450,7 +450,8 @@ class SessionRegistry:
         special = self._tokenizer.special_token_ids if every else frozenset(request.shown_special_token_ids)
         if not (every and request.include_stop):
             special = special.difference(request.stop_token_ids)
-        detokenizer = self._tokenizer.detokenizer(before, special, as_text=every)
+        left_out = () if request.include_stop else request.stop_token_ids
+        detokenizer = self._tokenizer.detokenizer(before, special, left_out, as_text=every)
         transcript = Transcript(detokenizer, request.stop, shown, include_stop=request.include_stop)
         return OutputStream(started, transcript)
 

@@ -304,8 +304,13 @@ class SessionRun:
     def _length(self) -> int:
         return len(self._resolved.prompt) + len(self._stream.tokens)
 
+    def _stop_token(self) -> int | None:
+        """The last token, if it ends the output."""
+        last = self._stream.tokens[-1] if self._stream.tokens else None
+        return last if last in self._resolved.stop_token_ids else None
+
     def _completed(self) -> FinishReason:
-        if self._stream.tokens and self._stream.tokens[-1] in self._resolved.stop_token_ids:
+        if self._stop_token() is not None:
             return FINISH_REASON_STOP
         if self._length >= self._resolved.max_length:
             return FINISH_REASON_LENGTH
@@ -316,7 +321,12 @@ class SessionRun:
         transcript = self._stream.transcript
         self._stream.conclude()
         reason = FINISH_REASON_STOP if transcript.stop else reason
-        return gateway_pb2.Finished(reason=reason, stop=transcript.stop, output_tokens=transcript.carrying())
+        return gateway_pb2.Finished(
+            reason=reason,
+            stop=transcript.stop,
+            output_tokens=transcript.carrying(),
+            stop_token_id=None if transcript.stop else self._stop_token(),
+        )
 
     def _leave_verifier(self) -> None:
         if self._verifier_session is not None:

@@ -51,13 +51,20 @@ class TokenDecoder:
         self._texts: dict[int, gateway_pb2.TokenText] = {}
 
     def detokenizer(
-        self, before: Sequence[int] = (), shown: Collection[int] = (), *, as_text: bool = False
+        self,
+        before: Sequence[int] = (),
+        shown: Collection[int] = (),
+        left_out: Collection[int] = (),
+        *,
+        as_text: bool = False,
     ) -> Detokenizer:
         """`before`: tokens that the text goes on from. Without any a decoder may strip a space that the first word has
         inside a text. `shown`: special tokens that are written into the text. `as_text`: as parts of the text, which is
-        what decoding it with them gives; else as marks, behind which a text begins."""
+        what decoding it with them gives; else as marks, behind which a text begins. `left_out`: tokens that end the
+        text and are no part of it."""
         plain = self._detokenizer(before)
         written = {token: self.written(token) for token in self._hidden.intersection(shown)}
+        written |= dict.fromkeys(set(left_out) - self._hidden, "")
         return _Showing(plain, written, self._inside if as_text else None) if written else plain
 
     @property
@@ -144,7 +151,8 @@ class TokenDecoder:
 
 
 class _Showing:
-    """Writes some special tokens into the text, each of which ends what came before it."""
+    """Writes some tokens as it is given them, each of which ends what came before it: special ones into the text, and
+    those that are left out as nothing."""
 
     def __init__(
         self, plain: Detokenizer, written: Mapping[int, str], inside: Callable[[], Detokenizer] | None

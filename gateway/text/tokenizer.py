@@ -179,11 +179,16 @@ class Tokenizer:
         return self.encoding.shown(token)
 
     def detokenizer(
-        self, before: Sequence[int] = (), shown: Collection[int] = (), *, as_text: bool = False
+        self,
+        before: Sequence[int] = (),
+        shown: Collection[int] = (),
+        left_out: Collection[int] = (),
+        *,
+        as_text: bool = False,
     ) -> Detokenizer:
         """A detokenizer for one session's output. `before`: tokens that its text goes on from. `shown`: special tokens
-        that are written into it, `as_text` or as marks."""
-        return self.encoding.decoder.detokenizer(before, shown, as_text=as_text)
+        that are written into it, `as_text` or as marks. `left_out`: tokens that are not."""
+        return self.encoding.decoder.detokenizer(before, shown, left_out, as_text=as_text)
 
     @property
     def special_token_ids(self) -> frozenset[int]:

@@ -130,6 +130,7 @@ class Completion:
             "logprobs": [_likelihood(each) for each in self.logprobs] or None,
             "finish_reason": self.finish_reason,
             "stop": self.finished.stop or None,
+            "stop_token_id": self.finished.stop_token_id if self.finished.HasField("stop_token_id") else None,
             "session_id": self.session_id,
             "trace_id": self.trace_id or None,
             "model": self.started.model,

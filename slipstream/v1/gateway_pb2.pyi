@@ -271,16 +271,18 @@ class TokenText(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., bytes: _Optional[bytes] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop", "output_tokens", "statistics")
+    __slots__ = ("reason", "stop", "output_tokens", "statistics", "stop_token_id")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     reason: _types_pb2.FinishReason
     stop: str
     output_tokens: int
     statistics: Statistics
-    def __init__(self, reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., output_tokens: _Optional[int] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
+    stop_token_id: int
+    def __init__(self, reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., output_tokens: _Optional[int] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class Statistics(_message.Message):
     __slots__ = ("rounds", "rounds_with_drafts", "drafted", "accepted", "ttft_s", "e2e_s", "wait_s", "verify_s", "rehomed", "hits", "misses", "bubble_s", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafters", "emitted", "accepted_lengths", "max_draft_tokens", "cached_prompt_tokens", "step_drafted", "step_accepted", "lossy", "arithmetics")

@@ -119,6 +119,7 @@ async def test_a_response_that_reaches_its_limit_is_incomplete(pair: Pair) -> No
     await pair.start("Hello there")
     made = await pair.openai.responses.create(model="toy", input="Hi", max_output_tokens=5)
     assert made.status == "incomplete" and made.output_text == "Hello"
+    assert [item.status for item in made.output] == ["incomplete"]
     assert made.incomplete_details is not None and made.incomplete_details.reason == "max_output_tokens"
 
 

@@ -81,6 +81,29 @@ async def test_a_stop_string_is_part_of_the_text_if_the_request_asks_for_it(
 
 @ROUTES
 @STREAM
+async def test_a_stop_token_is_named_and_its_text_left_out_unless_the_request_asks_for_it(
+    shown: Shown, route: str, stream: bool
+) -> None:
+    """As in vLLM, where the token's id and log-probability stay."""
+    (point,) = shown.encoded(";")
+    asked = {"stop_token_ids": [point], "stream": stream}
+    plain = await shown.ask(route, **asked)
+    assert plain["shown"] == "Käse and stop it"
+    whole = await shown.ask(route, include_stop_str_in_output=True, **asked)
+    assert whole["shown"] == "Käse and stop it;"
+    for made in plain, whole:
+        assert (made["finish_reason"], made["stop_reason"]) == ("stop", point)
+        assert made["token_ids"] == shown.tokens[: shown.tokens.index(point) + 1]
+    again = await shown.web.front.resume(plain["id"].partition("-")[2])
+    assert again.text == plain["shown"] and again.finished.stop_token_id == point
+    ended = await shown.ask(route, stream=stream)
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)  # the model's own, which nobody asked for
+    stopped = await shown.ask(route, stop=["it"], stop_token_ids=[point], stream=stream)
+    assert (stopped["shown"], stopped["stop_reason"]) == ("Käse and stop ", "it")
+
+
+@ROUTES
+@STREAM
 async def test_special_tokens_are_part_of_the_text_if_the_request_asks_for_them(
     shown: Shown, route: str, stream: bool
 ) -> None:

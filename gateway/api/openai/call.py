@@ -104,6 +104,16 @@ class Call(ABC):
         """Output tokens that are reasoning, of all choices."""
         return 0
 
+    def ending(self, finished: gateway_pb2.Finished | None) -> dict[str, Any]:
+        """The fields of a choice for its end; null while it goes on."""
+        if finished is None:
+            return {"finish_reason": None}
+        stop: str | int | None = finished.stop or None
+        if finished.HasField("stop_token_id") and finished.stop_token_id in (self.asked.stop_token_ids or ()):
+            stop = finished.stop_token_id
+        reason = {"finish_reason": FINISH_REASONS.get(finished.reason), "stop_reason": stop}
+        return reason | mixture(finished.statistics)
+
     def answer(self, position: StreamPosition | None, query: Mapping[str, str]) -> Answer:
         """`position`: where the client goes on. `query`: may ask for events with ids for that."""
         ids = position is not None or wants_ids(self._context, query)
@@ -191,14 +201,6 @@ def _fingerprint(choices: Sequence[Choice]) -> str | None:
 def _cached_tokens(choices: Sequence[Choice]) -> int:
     """Tokens of one prompt that none of its choices had to compute: a choice finds what the one before it computed."""
     return min(each.finished.statistics.cached_prompt_tokens if each.finished else 0 for each in choices)
-
-
-def ending(finished: gateway_pb2.Finished | None) -> dict[str, Any]:
-    """The fields of a choice for its end; null while it goes on."""
-    if finished is None:
-        return {"finish_reason": None}
-    reason = {"finish_reason": FINISH_REASONS.get(finished.reason), "stop_reason": finished.stop or None}
-    return reason | mixture(finished.statistics)
 
 
 def finite(logprob: float) -> float:

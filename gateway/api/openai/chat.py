@@ -13,7 +13,7 @@ from gateway.api.http.choices import Choice, last_position
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
-from gateway.api.openai.call import Call, ChoiceStream, ending, finite
+from gateway.api.openai.call import Call, ChoiceStream, finite
 from gateway.api.openai.call_arguments import as_object
 from gateway.api.openai.fields import (
     CutPromptFields,
@@ -272,7 +272,7 @@ class ChatCall(Call):
             "index": choice.index,
             **content,
             "logprobs": logprobs if self.asked.logprobs else None,
-            **ending(choice.finished),
+            **self.ending(choice.finished),
         }
         if called and made["finish_reason"] == "stop" and forced_name(self.asked.choice) in (None, ANY):
             made["finish_reason"] = "function_call" if self.asked.functions else "tool_calls"

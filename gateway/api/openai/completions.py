@@ -14,7 +14,7 @@ from gateway.api.http.choices import MOST_CHOICES, Choice, last_position
 from gateway.api.http.dependencies import HttpDependencies
 from gateway.api.http.entry import context_of
 from gateway.api.http.reply import Answer
-from gateway.api.openai.call import Call, ChoiceStream, ending
+from gateway.api.openai.call import Call, ChoiceStream
 from gateway.api.openai.completion_logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
 from gateway.api.openai.fields import CutPromptFields, Strings, TokenIds, log_unknown
 from gateway.request_context import RequestContext
@@ -165,7 +165,7 @@ class CompletionCall(Call):
             logprobs = await echoed_logprobs(first_token, choice.prompt_logprobs, choice.logprobs, top, text)
         elif self.asked.logprobs is not None:
             logprobs = await completion_logprobs(choice.logprobs, offset, text)
-        made: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs, **ending(choice.finished)}
+        made: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs, **self.ending(choice.finished)}
         if self.asked.prompt_logprobs is not None and first:
             made["prompt_logprobs"] = await prompt_logprobs(choice.prompt_logprobs, self.asked.prompt_logprobs)
         if self.asked.return_token_ids:

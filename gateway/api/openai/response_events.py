@@ -16,6 +16,7 @@ from gateway.sessions.output_stream import Event
 from gateway.text.answers.reader import AnswerReader, Arguments, CallBegan, CallEnded, Part, PlainReader, Reasoning
 from gateway.text.answers.reasoning_tokens import ReasoningTokens
 from slipstream.v1 import gateway_pb2
+from slipstream.v1.verifier_pb2 import FINISH_REASON_STOP
 
 FIRST = 2
 """Number of the first event behind `response.created` and `response.in_progress`."""
@@ -100,7 +101,7 @@ class ResponseEvents:
             self._add(part, 1)
         if not self._open and not self._output:
             self._open_item(MESSAGE)
-        self._close_item()
+        self._close_item("completed" if finished.reason == FINISH_REASON_STOP else "incomplete")
         self._response = response = self._record(self._started, self._output, finished)
         if self._reasoned is not None:
             response["usage"]["output_tokens_details"]["reasoning_tokens"] = self._reasoned.count
@@ -175,22 +176,23 @@ class ResponseEvents:
         self._emit("response.output_item.added", output_index=len(self._output), item=self._item("in_progress", []))
         self._emit("response.content_part.added", **self._place, part=self._part(""))
 
-    def _close_item(self) -> None:
+    def _close_item(self, status: str = "completed") -> None:
+        """`status`: of a text; whether a call is complete is read off its arguments."""
         if not self._open:
             return
         text = "".join(self._text)
-        item = self._close_call(text) if self._open == CALL else self._close_text(text)
+        item = self._close_call(text) if self._open == CALL else self._close_text(text, status)
         self._emit("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._open = ""
 
-    def _close_text(self, text: str) -> dict[str, Any]:
+    def _close_text(self, text: str, status: str) -> dict[str, Any]:
         if self._open == MESSAGE:
             self._emit("response.output_text.done", **self._place, text=text, logprobs=[])
         else:
             self._emit("response.reasoning_text.done", **self._place, text=text)
         self._emit("response.content_part.done", **self._place, part=self._part(text))
-        return self._item("completed", [self._part(text)])
+        return self._item(status, [self._part(text)])
 
     def _open_call(self, call: CallBegan) -> None:
         self._open, self._text = CALL, []

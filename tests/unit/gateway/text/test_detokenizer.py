@@ -109,6 +109,17 @@ def test_text_streams_token_by_token_where_the_decoder_allows() -> None:
     assert check("byte-level", ids) == ["a", "", "é", "!", ""]
 
 
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+@given(data=st.data())
+def test_the_token_that_ends_a_text_is_left_out_of_it(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=12, unique=True))
+    ends = data.draw(st.sets(st.integers(0, tokenizer.get_vocab_size() + 3).filter(lambda end: end not in ids)))
+    detokenizer = DECODINGS[name].detokenizer(left_out=ends)
+    text = "".join(map(detokenizer.push, [*ids, *sorted(ends)[:1]])) + detokenizer.flush()
+    assert text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("name", ["byte-level", "llama", "gemma", "metaspace"])
 @given(st.data())
 def test_special_tokens_are_written_where_they_are_asked_for(name: str, data: st.DataObject) -> None:
