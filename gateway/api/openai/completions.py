@@ -165,7 +165,7 @@ class CompletionCall(Call):
             logprobs = await echoed_logprobs(first_token, choice.prompt_logprobs, choice.logprobs, top, text)
         elif self.asked.logprobs is not None:
             logprobs = await completion_logprobs(choice.logprobs, offset, text)
-        made: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": logprobs, **self.ending(choice.finished)}
+        made = {"index": choice.index, "text": text, "logprobs": logprobs} | self.ending(choice.finished)
         if self.asked.prompt_logprobs is not None and first:
             made["prompt_logprobs"] = await prompt_logprobs(choice.prompt_logprobs, self.asked.prompt_logprobs)
         if self.asked.return_token_ids:
