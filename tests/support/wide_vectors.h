@@ -27,6 +27,17 @@ INLINE floats16 load_halves16(const unsigned short *p)
     memcpy(&v, &high, 64);
     return v;
 }
+INLINE ints16 pair_up16(ints16 a, ints16 b, int half)
+{
+    ints16 v;
+    EACH {
+        unsigned short first, second;
+        memcpy(&first, (char *)&a + 32 * half + 2 * i, 2);
+        memcpy(&second, (char *)&b + 32 * half + 2 * i, 2);
+        v[i] = (int)(first | (unsigned)second << 16);
+    }
+    return v;
+}
 INLINE ints16 spread_pair16(int x) { ints16 v; EACH v[i] = x; return v; }
 INLINE floats16 load_bytes16(const char *p) { floats16 v; EACH v[i] = (signed char)p[i]; return v; }
 INLINE floats16 even16(ints16 p) { ints16 high = p << 16; floats16 v; memcpy(&v, &high, 64); return v; }
@@ -53,6 +64,7 @@ INLINE floats16 dot16(floats16 sum, ints16 a, ints16 b)
 #define LOAD_PAIRS load_pairs16
 #define LOAD_HALVES load_halves16
 #define SPREAD_PAIR spread_pair16
+#define PAIR_UP pair_up16
 #define LOAD_BYTES load_bytes16
 #define EVEN even16
 #define ODD odd16

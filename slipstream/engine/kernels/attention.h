@@ -71,10 +71,11 @@ TARGET static void NAME(score)(const char *const *keys, long kind, long dim, lon
         const char *from[WIDTH];
         for (long i = 0; i < WIDTH; i++)
             from[i] = keys[j + i < count ? j + i : j];
-        for (long i = 0; i < WIDTH; i += 8)
+        for (long i = 0; i < WIDTH; i += 8) {
             for (long d = 0; d < depth; d += 8)
                 NAME(turn)(from + i, d, packed + d * WIDTH + i);
-        ask(soon, WIDTH);
+            ask(soon, 8);
+        }
         memset(scores, 0, rows * WIDTH * sizeof(float));
         for (long row = 0; row < rows; row += TILE_ROWS)
             NAME(tile)(kind, &s, (const char *)(queries + row * dim), stride, scores + row * WIDTH,
@@ -83,6 +84,39 @@ TARGET static void NAME(score)(const char *const *keys, long kind, long dim, lon
 }
 
 #ifdef DOT_PAIRS
+/* As add_values, 2 * WIDTH numbers of each value, for up to TILE_ROWS / 2 rows: registers hold their sums and the pairs. */
+TARGET ALWAYS void NAME(add_few)(const char *const *values, long d, long count, const NAME(number) *weights, float *sums,
+                                 const int rows, long sums_rows, struct wanted *soon)
+{
+    V acc[TILE_ROWS / 2][2][VECTORS];
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int half = 0; half < 2; half++)
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                acc[r][half][v] = LOAD(sums + (half * sums_rows + r) * WIDTH + v * LANES);
+    for (long j = 0; j < count; j += 2) {
+        const unsigned short *first = (const unsigned short *)values[j] + d;
+        const unsigned short *second = j + 1 < count ? (const unsigned short *)values[j + 1] + d : first;
+        I pairs[2][VECTORS];
+        ask(soon, 2);
+        UNROLLED for (int half = 0; half < 2; half++) {
+            I a = LOAD_PAIRS(first + half * WIDTH), b = LOAD_PAIRS(second + half * WIDTH);
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                pairs[half][v] = PAIR_UP(a, b, v);
+        }
+        UNROLLED for (int r = 0; r < rows; r++) {
+            int weight;
+            memcpy(&weight, weights + r * BLOCK + j, sizeof weight);
+            UNROLLED for (int half = 0; half < 2; half++)
+                UNROLLED for (int v = 0; v < VECTORS; v++)
+                    acc[r][half][v] = DOT_PAIRS(acc[r][half][v], SPREAD_PAIR(weight), pairs[half][v]);
+        }
+    }
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int half = 0; half < 2; half++)
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                STORE(sums + (half * sums_rows + r) * WIDTH + v * LANES, acc[r][half][v]);
+}
+
 /* Adds `count` values, in pairs from the first on, times the weights [rows, BLOCK] to the sums [dim / WIDTH, sums_rows,
  * WIDTH]. Weights are zeros from `count` on. */
 TARGET static void NAME(add_values)(const char *const *values, long kind, long dim, long count,
@@ -91,7 +125,19 @@ TARGET static void NAME(add_values)(const char *const *values, long kind, long d
 {
     unsigned pairs[BLOCK / 2 * WIDTH]; /* [pairs of values, WIDTH] */
     struct steps s = {(const char *)pairs, 0, (count + 1) / 2, (const char *)pairs, WIDTH * sizeof(float), 0};
-    for (long d = 0; d < dim; d += WIDTH, sums += sums_rows * WIDTH) {
+    long d = 0;
+#define CASE(n) case n: \
+        NAME(add_few)(values, d, count, weights + row * BLOCK, sums + row * WIDTH, n, sums_rows, soon); \
+        break;
+    long most = rows <= TILE_ROWS / 2 ? rows : (rows + 1) / 2;
+    if (rows <= TILE_ROWS)
+        for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH, sums += 2 * sums_rows * WIDTH)
+            for (long row = 0; row < rows; row += most)
+                switch (rows - row < most ? rows - row : most) {
+                    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+                }
+#undef CASE
+    for (; d < dim; d += WIDTH, sums += sums_rows * WIDTH) {
         long width = dim - d < WIDTH ? LANES : WIDTH;
         for (long j = 0; j < count; j += 2) {
             const unsigned short *first = (const unsigned short *)values[j] + d;
@@ -317,6 +363,7 @@ TARGET static void NAME(attend)(const struct layer *a, const struct call *c, con
             NAME(finish_scores)(a, x + from, to - from);
             NAME(shrink)(out + r * WIDTH, tiles, rows, NAME(weigh)(&state[r], x, from, to));
             NAME(store_weights)(x, weight);
+            ask(&soon, 16);
         }
         NAME(add_values)(value_at, a->kind, a->value_dim, count, weights, out + low * WIDTH, some, rows, &soon);
         ask(&soon, BLOCK);

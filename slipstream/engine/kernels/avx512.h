@@ -20,6 +20,7 @@
 #define LOAD_PAIRS(p) _mm512_loadu_si512((const void *)(p))
 #define LOAD_HALVES(p) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
 #define SPREAD_PAIR _mm512_set1_epi32
+#define PAIR_UP(a, b, half) _mm512_permutex2var_epi16(a, _mm512_loadu_si512(PAIRED_UP[half]), b)
 #define LOAD_BYTES(p) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define EVEN(p) _mm512_castsi512_ps(_mm512_slli_epi32(p, 16))
 #define ODD(p) _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32((int)0xffff0000)))

@@ -174,6 +174,13 @@ static inline __attribute__((always_inline)) float exponential(float x)
     return z * power.number;
 }
 
+/* Places of a and b, [32] numbers each, where the pairs of their first halves stand, and of their second halves. */
+static const unsigned short PAIRED_UP[2][32] = {
+    {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+    {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+     24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63},
+};
+
 #include "squeeze.h"
 
 #define NAME(x) avx2_##x

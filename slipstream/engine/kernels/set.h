@@ -48,3 +48,4 @@
 #undef ODD
 #undef ODD_UNMASKED
 #undef DOT_PAIRS
+#undef PAIR_UP
