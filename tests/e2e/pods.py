@@ -23,9 +23,9 @@ NUMBERS = itertools.count(2)
 MOUNTED = 'mount --bind "$0" /etc/hosts && exec "$@"'
 
 
-def free_port() -> int:
+def free_port(host: str) -> int:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
+        held.bind((host, 0))
         return int(held.getsockname()[1])
 
 
@@ -51,17 +51,17 @@ class Deployment:
     prefix: str
     hosts: Hosts
     stack: AsyncExitStack
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=lambda: free_port("127.0.1.1"))
     pods: list[Pod] = field(default_factory=list)
 
     async def add(self, **settings: str) -> Pod:
         """A pod that is sent work as soon as it is ready. Raises Unavailable for one that ends, TimeoutError for one
         that never is."""
-        host = f"127.0.0.{next(NUMBERS)}"
+        host = f"127.0.1.{next(NUMBERS)}"  # other tests' clients have ports of 127.0.0.2 and 127.0.0.3
         own = {"LISTEN": f"{host}:{self.port}", "HEALTH_LISTEN": f"{host}:0", "GRACE_S": "1"} | settings
         role = Role(self.module, {f"{self.prefix}_{key}": value for key, value in own.items()})
         self.stack.push_async_callback(role.end)
-        health = f"{host}:{free_port()}"
+        health = f"{host}:{free_port(host)}"
         address = await role.start({f"{self.prefix}_HEALTH_LISTEN": health})
         pod = Pod(role, address, health)
         async with asyncio.timeout(60):
