@@ -97,7 +97,7 @@ async def test_a_stop_token_is_named_and_its_text_left_out_unless_the_request_as
     again = await shown.web.front.resume(plain["id"].partition("-")[2])
     assert again.text == plain["shown"] and again.finished.stop_token_id == point
     ended = await shown.ask(route, stream=stream)
-    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)  # the model's own, which nobody asked for
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)  # the model's own
     stopped = await shown.ask(route, stop=["it"], stop_token_ids=[point], stream=stream)
     assert (stopped["shown"], stopped["stop_reason"]) == ("Käse and stop ", "it")
 
